@@ -19,7 +19,7 @@ from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.discovery import MdnsAnnouncement, announcement_of
 from atoll.hub.grouped import GroupedJobs
-from atoll.hub.http.live import HubLive
+from atoll.hub.http.live import HubFacade
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.retention import Retention
@@ -151,7 +151,7 @@ class Hub:
             rejections=RejectionCounts(stores.events, clock=clock),
             tasks=self.tasks,
         )  # fmt: skip
-        self.live = HubLive(services, self.scheduler)
+        self.live = HubFacade(services, self.scheduler)
         self.replanner = Replanner(
             services, planner=self.planner, nodes=self.live.nodes, clock=clock, hub=url
         )

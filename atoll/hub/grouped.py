@@ -37,8 +37,8 @@ class GroupedJobs:
 
         def unheard_s(job: str, member: str) -> float:
             session = sessions.get(session_id(job, member))
-            heard = session.last_heard if session is not None else began
-            return clock.monotonic() - max(heard, began)
+            last_seen = session.last_seen if session is not None else began
+            return clock.monotonic() - max(last_seen, began)
 
         swarm = SwarmService(
             jobs=stores.jobs, events=stores.events, checkpoints=checkpoints, clock=clock,

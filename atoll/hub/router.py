@@ -178,7 +178,7 @@ class Router:
     def _beat(self, session: Session, envelope: Envelope, body: Beat) -> None:
         """Take a heartbeat, even from a session with too many open requests."""
         session.stats = body.stats
-        session.clock.note(body.time, session.last_heard)
+        session.clock.note(body.time, session.last_seen)
         if envelope.id:
             session.answer(envelope, Done())
 

@@ -5,8 +5,8 @@ Who comes later waits for the next phase. When all that are left have trained, t
 module meet in a round; what a member trained that was lost before is missing in it, and weights
 make up for that.
 
-Between the beginning of a phase and its meeting no module changes. So whoever lacks a module gets
-it from any of its holders, exactly as of this phase, and a module has one round per phase.
+Between the beginning of a phase and its meeting no module changes. So a member that lacks a module
+gets it from any of its holders, exactly as of this phase, and a module has one round per phase.
 
 After the last phase paths are dealt once more, to be exported, until each is.
 """
@@ -75,14 +75,14 @@ class PathLedger:
     phase: int
     """The present one, or the one to begin with."""
     expected: set[str]
-    """Members that were launched, and have not asked yet."""
+    """Members that were launched, and have not sent a request yet."""
     began: float
     dealt: dict[str, list[int]] = field(default_factory=dict)
     """Paths of each member at the beginning of this phase."""
     lost: set[str] = field(default_factory=set)
     """Those of them that were lost since, or came back without what they did."""
     processes: dict[str, str] = field(default_factory=dict)
-    """Which process of a member has asked last, see `PathAsk`."""
+    """Which process of a member sent the last request, see `PathAsk`."""
     trained: set[str] = field(default_factory=set)
     """Those of them that have trained."""
     waiting: set[str] = field(default_factory=set)
@@ -94,11 +94,11 @@ class PathLedger:
     holds: dict[int, set[str]] = field(default_factory=dict)
     """Members that hold a module as of its last round."""
     fetching: dict[int, set[str]] = field(default_factory=dict)
-    """Members that were told donors of a module, and have not said since whether they have it."""
+    """Members that got donors of a module, and have not reported since whether they have it."""
     versions: dict[int, int] = field(default_factory=dict)
     """How often each module went on from a checkpoint, or from the seed."""
     restored: set[int] = field(default_factory=set)
-    """Modules that do so in this phase: whoever lacks one has the same."""
+    """Modules that do so in this phase: each member that lacks one has the same."""
     rounds: dict[int, int] = field(default_factory=dict)
     """Committed rounds of each module now; kept by the caller."""
     at: dict[int, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class PathLedger:
     checkpoint: int = -1
     """The newest complete one now."""
     source: int = -1
-    """The same at the beginning of this phase: what nobody holds comes from it for all."""
+    """The same at the beginning of this phase: what no member holds comes from it for all."""
     history: int = 0
     best: dict[int, float] = field(default_factory=dict)
     progress: dict[int, PathProgress] = field(default_factory=dict)
@@ -281,7 +281,7 @@ class PathLedger:
             self.missed[self.phase] = missed
 
     def _go_back(self) -> None:
-        """Nobody holds any module: all go on from the newest checkpoint."""
+        """No member holds any module: all go on from the newest checkpoint."""
         newest = max(0, self.checkpoint)
         if self.phase > newest:
             self.phase, self.history = newest, self.history + 1
@@ -290,7 +290,7 @@ class PathLedger:
             self.missed = {p: paths for p, paths in self.missed.items() if p < newest}
 
     def _restore(self, module: int) -> None:
-        """Let a module that nobody holds go on from the checkpoint, for all in this phase."""
+        """Let a module that no member holds go on from the checkpoint, for all in this phase."""
         self.restored.add(module)
         self.versions[module] = self.versions.get(module, 0) + 1
         self.holds[module] = set()

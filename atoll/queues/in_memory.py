@@ -221,19 +221,19 @@ class InMemoryChannel:
         return QueuePutManyDone(seqs, duplicates)
 
     def _claim(self, body: QueueClaim, now: float) -> Message | None:
-        taken: list[QueueItem] = []
+        claimed: list[QueueItem] = []
         nbytes = 0
         for item in self._get(body.queue).ready(now):
             nbytes += len(item.entry.payload)
-            if len(taken) >= max(1, body.limit) or (taken and nbytes > MAX_CLAIM_BYTES):
+            if len(claimed) >= max(1, body.limit) or (claimed and nbytes > MAX_CLAIM_BYTES):
                 break
             item.attempt += 1
             item.lease, item.until = f"{item.seq}.{item.attempt}", now + body.lease_s
             entry = item.entry
-            taken.append(
+            claimed.append(
                 QueueItem(item.seq, entry.key, entry.payload, item.attempt, item.lease, entry.blob)
             )
-        return QueueItems(taken) if taken else None
+        return QueueItems(claimed) if claimed else None
 
     def _held(self, queue: str, lease: str) -> _Kept | None:
         number = lease.partition(".")[0]

@@ -141,21 +141,21 @@ class Outbox:
         wait_s = max(0.0, min(left_s, HUB_WAITS_S)) if self._waits else 0.0
         message = self._make_message([waiting.entry for waiting in batch], wait_s)
         try:
-            asked = self._channel.ask_later(message, timeout_s=ASK_S)
+            future = self._channel.ask_later(message, timeout_s=ASK_S)
         except AtollError as error:
             self._settle(batch, error)
             return
-        asked.add_done_callback(lambda done: self._answered(batch, done))
+        future.add_done_callback(lambda done: self._answered(batch, done))
 
-    def _answered(self, batch: list[_Waiting], asked: concurrent.futures.Future[Message]) -> None:
-        if asked.cancelled():
+    def _answered(self, batch: list[_Waiting], future: concurrent.futures.Future[Message]) -> None:
+        if future.cancelled():
             self._settle(batch, AtollError("the link to the hub was closed"))
             return
-        error = asked.exception()
+        error = future.exception()
         if error is not None:
             self._settle(batch, error)
             return
-        answer = asked.result()
+        answer = future.result()
         if isinstance(answer, QueuePutManyDone):
             self._most = min(self._batch_items, self._most * 2)
             self._finish(batch, answer.seqs)

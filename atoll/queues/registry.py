@@ -77,18 +77,18 @@ class QueueRegistry:
         return name if "/" in name else f"{self._prefix}/{name}"
 
 
-def options_of(given: dict[str, Any]) -> QueueOptions | None:
+def options_of(options: dict[str, Any]) -> QueueOptions | None:
     """Return options by name, or None if there are none.
 
     Raises:
         ConfigError: there is no such option, or it has another type.
     """
-    if not given:
+    if not options:
         return None
-    for name in given:
+    for name in options:
         if name not in QueueOptions.__struct_fields__:
             raise unknown("option of a queue", name, QueueOptions.__struct_fields__)
     try:
-        return msgspec.convert(given, QueueOptions)
+        return msgspec.convert(options, QueueOptions)
     except msgspec.ValidationError as error:
         raise ConfigError("an option of a queue is wrong", given=str(error)) from error

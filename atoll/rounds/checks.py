@@ -16,7 +16,7 @@ ODD = "its result differs from that of the others"
 
 LONGEST_REASON = 500
 """Characters of a member's reason to vote against a round. They become a part of the verdict, which
-goes to all members: one that did not fit into a frame would end the round for nobody."""
+goes to all members: one that did not fit into a frame would end the round for none of them."""
 
 
 def majority_base(bases: Mapping[str, str]) -> str:

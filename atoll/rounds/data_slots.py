@@ -78,7 +78,7 @@ class DataSlots:
         self._holders.setdefault(slot, member)
 
     def hold_only(self, held: Mapping[str, int]) -> None:
-        """Record who holds which slot; nobody else holds any."""
+        """Record who holds which slot; no other member holds any."""
         self._held, self._holders = {}, {}
         for member, slot in held.items():
             self.hold(member, slot)

@@ -17,7 +17,7 @@ class RoundMemberState(StrEnum):
     EXPECTED = "expected"
     """Its process starts with the job; rounds wait for it."""
     LAUNCHED = "launched"
-    """A newcomer that has not asked for the committed state; rounds do not wait for it."""
+    """A newcomer that has not requested the committed state; rounds do not wait for it."""
     RECOVERING = "recovering"
     """It recovers the committed state; rounds wait for a bounded time."""
     LIVE = "live"
@@ -33,7 +33,7 @@ OUTSIDE = frozenset({RoundMemberState.LIVE, RoundMemberState.AWAY, RoundMemberSt
 """States of members that keep their own history when the run is reset."""
 
 MOST_DONORS = 32
-"""A member that recovers hears of so many donors at most: it asks one or two of them."""
+"""A member that recovers gets so many donors at most: it asks one or two of them."""
 
 MOST_SKIPPED = 6
 """Exponent: a member that never recovers in time is awaited in one of 2**6 rounds."""
@@ -52,7 +52,7 @@ class MemberStates:
     """Digests of the committed state that members have reported."""
     leaving: set[str] = field(default_factory=set)
     outsiders: set[str] = field(default_factory=set)
-    """Members with a process from before the run was reset, not heard of since."""
+    """Members with a process from before the run was reset, silent since."""
     asked_at: dict[str, float] = field(default_factory=dict)
     """When each member last asked for donors."""
     ready_at: dict[str, float] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class MemberStates:
         """Return the donors of the committed state, in slot order.
 
         Members that respond come before those that were silent or late; those that failed the asker
-        come last. Of many members each asker hears of others, so that no donor serves them all.
+        come last. Of many members each asker gets others, so that no donor serves them all.
         """
         if len(self.states) > 2 * MOST_DONORS:
             some = list(islice(self._near(asker, set(failed)), MOST_DONORS))

@@ -45,7 +45,7 @@ class Quorum(JobState):
         if short:
             return effects + self._pause(short)
         effects += self._unpause(now)
-        if self.joins.keys() <= self.guests:  # they cannot meet: nobody is late for them
+        if self.joins.keys() <= self.guests:  # they cannot meet: no member is late for them
             self.pending.not_before = now
             return effects
         late = self._late(now)
@@ -75,7 +75,7 @@ class Quorum(JobState):
         self._present = len(self.joins) + len(self._awaited)
         if self._awaited and not self._is_quorum(now, missing=len(self._awaited)):
             return None
-        # Whoever recovers in time is not late: the others only go on without it.
+        # A member that recovers in time is not late: the others only go on without it.
         states = self.members.states
         return [
             member

@@ -208,7 +208,7 @@ class JobState:
         return None
 
     def waits_for(self) -> list[str]:
-        """Return the members, heard of before, that currently block progress."""
+        """Return the members, known before, that currently block progress."""
         if self.attempt is not None:
             return self.attempt.missing()
         if not self.joins:

@@ -108,7 +108,7 @@ def grace_s(timings: RoundTimings, *, first_s: float) -> float:
 def quorum_grace_s(timings: RoundTimings, *, waiting: int, missing: int) -> float | None:
     """Return for how long members that are a quorum wait for the rest; None: no limit is known.
 
-    Whoever is left out loses the work of a period. So the wait may cost those that wait as much in
+    A member left out loses the work of a period. So the wait may cost those that wait as much in
     all, and no more: that is at most twice the cost of the better choice, whenever the others come
     (the ski-rental problem; Karlin et al. 1988, https://doi.org/10.1007/BF01762111). Decoupled
     DiLoCo (https://arxiv.org/abs/2604.21428) also waits for a quorum and then a grace, but takes it

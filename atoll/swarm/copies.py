@@ -2,7 +2,7 @@
 
 What a member has folded in a step is lost with it, and has to be computed again: with long steps
 and frequent losses most work would be. So each member sends its sum now and then to the next member
-of its stage, which keeps the newest copy and tells the ledger. If the member is lost its keeper
+of its stage, which keeps the newest copy and informs the ledger. If the member is lost its keeper
 adds the copy to its own sum, and only what was folded since is computed again.
 """
 
@@ -25,7 +25,7 @@ class Copies:
 
     every_s: float = EVERY_S
     _kept: dict[int, Copy] = field(default_factory=dict)
-    _asked: set[int] = field(default_factory=set)
+    _unanswered: set[int] = field(default_factory=set)
     _number: int = 0
     _copied: int = 0
     """Shares in the last copy that was sent."""
@@ -35,7 +35,7 @@ class Copies:
     def clear(self, now: float) -> None:
         """The step is over, or everything is dropped."""
         self._kept.clear()
-        self._asked.clear()
+        self._unanswered.clear()
         self._copied, self._next_at = 0, now + self.every_s
 
     # ------------------------------------------------------------------- of the own sum
@@ -64,27 +64,27 @@ class Copies:
         """Keep a copy, until the ledger has answered; return its number, for `SwarmKept`."""
         self._number += 1
         self._kept[self._number] = copy
-        self._asked.add(self._number)
+        self._unanswered.add(self._number)
         return self._number
 
     def asks(self, number: int) -> bool:
         """Return whether the ledger has not answered yet."""
-        return number in self._asked
+        return number in self._unanswered
 
     def kept(self, number: int, *, used: bool) -> list[int]:
         """The ledger has answered; return the copies that are not needed any more."""
-        if number not in self._asked:
+        if number not in self._unanswered:
             return []
-        self._asked.discard(number)
+        self._unanswered.discard(number)
         of = self._kept[number].of
         older = [n for n, copy in self._kept.items() if copy.of == of and n < number]
         gone = older if used else [number]
         for n in gone:
             del self._kept[n]
-            self._asked.discard(n)
+            self._unanswered.discard(n)
         return gone
 
     def take(self, number: int) -> Copy | None:
         """Return a copy to add it to the own sum, once; None: it is not here."""
-        self._asked.discard(number)
+        self._unanswered.discard(number)
         return self._kept.pop(number, None)

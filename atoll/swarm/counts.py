@@ -24,7 +24,7 @@ class StageCount:
     """The shares of one stage in one step.
 
     Invariant: `counted` has at most one holder per index, and all of them live. While members in
-    `agreed_by` hold the mean, nothing is lacking, whoever contributed to it.
+    `agreed_by` hold the mean, nothing is lacking, no matter which members contributed.
     """
 
     log: list[Share] = field(default_factory=list)

@@ -8,14 +8,14 @@ effects, in order. The training loop of a member of stage 0 calls it and carries
     effects = driver.handed(report, now)     # from a member of a path, or from the own stage
     effects = driver.broken(report, now)     # the same; also of the own sending
     effects = driver.tick(now)               # at `driver.next_deadline()`
-    driver.taken(lease)                      # `SwarmDone` was answered
+    driver.answered(lease)                   # `SwarmDone` was answered
     effects = driver.stepped(step)           # the step is over, or everything was dropped
 
 The walk of a microbatch is Begin -> Handed (stage 0, forward) -> ... -> Handed (last stage) -> ...
 -> Handed (first of `stages`, backward) -> Finished. If a member fails, the nearest member before
 it that still holds its input computes on over another path (`ResumeAt`, or `Begin` if that is the
 driver), under a new attempt.
-An evaluation ends with Handed (last stage). Nobody keeps anything of it, so after a failure it
+An evaluation ends with Handed (last stage). No member keeps anything of it, so after a failure it
 begins again, over another path.
 A late member is bypassed the same way, but not banned, and asked again if there is no other. A
 stage without a usable member lets the microbatch wait for one.
@@ -75,7 +75,7 @@ class ResumeAt:
 
 @dataclass(frozen=True)
 class Finished:
-    """Report to the ledger, until it is answered; then call :meth:`Driver.taken`."""
+    """Report to the ledger, until it is answered; then call :meth:`Driver.answered`."""
 
     report: SwarmDone
 
@@ -233,7 +233,7 @@ class Driver:
             effects += self._go_on(flight, max(0, stage - 1), now)
         return effects
 
-    def taken(self, lease: int) -> None:
+    def answered(self, lease: int) -> None:
         """The ledger has answered the report of a finished microbatch."""
         self._flights.pop(lease, None)
 

@@ -37,15 +37,15 @@ class Evaluations:
     saves: Saves
     """Knows when the job ends."""
     sizes: tuple[int, int] = (0, 0)
-    """Microbatches of an evaluation in between, and at the end, as members told."""
+    """Microbatches of an evaluation in between, and at the end, as members reported."""
     due: bool = False
     """The present state is evaluated; at the planned end of the job it is in any case."""
     counted: dict[int, HeldOutSum] = field(default_factory=dict)
     found: list[Evaluated] = field(default_factory=list)
     """Complete and not stored yet; the job is not over before."""
 
-    def told(self, sizes: Sequence[int]) -> None:
-        """A member has told the numbers of microbatches; all members of a job tell the same."""
+    def announced(self, sizes: Sequence[int]) -> None:
+        """A member has announced the numbers of microbatches; they are the same for all members."""
         if len(sizes) == 2:
             self.sizes = sizes[0], sizes[1]
 
@@ -85,7 +85,7 @@ class Evaluations:
             self.found.append(Evaluated(body.step, history, member, self._total(), ends))
 
     def _total(self) -> HeldOutSum:
-        """Return the sum of what is counted, whoever measured it in which order."""
+        """Return the sum of what is counted, independent of who measured it and in which order."""
         found = [self.counted[index] for index in sorted(self.counted)]
         classified = bool(found) and all(each.correct >= 0 for each in found)
         return HeldOutSum(

@@ -14,7 +14,7 @@ LATE = 8.0
 LEAST_LEASE_S = 10.0
 EMA = 0.1
 SILENT_S = 15.0
-"""No microbatch is kept for a driver that neither asked nor finished one for this long."""
+"""No microbatch is kept for a driver that neither requested nor finished one for this long."""
 
 
 Place = tuple[int, int]
@@ -37,8 +37,8 @@ class Leases:
 
     _open: dict[int, _Leased] = field(default_factory=dict)
     _usual_s: float | None = None
-    _heard: dict[Holder, float] = field(default_factory=dict)
-    """When each driver last asked or finished something."""
+    _last_seen: dict[Holder, float] = field(default_factory=dict)
+    """When each driver last requested or finished something."""
 
     def __len__(self) -> int:
         """Return the number of open leases."""
@@ -53,7 +53,7 @@ class Leases:
         leased = self._open.pop(lease, None)
         if leased is None:
             return False
-        self._heard[leased.driver] = now
+        self._last_seen[leased.driver] = now
         if not leased.lease.stages:
             return True  # an evaluation takes less
         took_s = now - leased.since
@@ -64,7 +64,7 @@ class Leases:
     def forget(self, driver: Holder) -> None:
         """A driver is lost."""
         self._open = {n: x for n, x in self._open.items() if x.driver != driver}
-        self._heard.pop(driver, None)
+        self._last_seen.pop(driver, None)
 
     def begin(self, step: int) -> None:
         """Steps before this one are over."""
@@ -97,7 +97,7 @@ class Leases:
         (0: unknown, as the mean) and what they have under way. Otherwise the last microbatches of
         a step wait in the queue of a slow driver while fast ones are idle.
         """
-        self._heard[driver] = now
+        self._last_seen[driver] = now
         known = [seconds for seconds in row_s.values() if seconds > 0]
         usual = sum(known) / len(known) if known else 1.0
         under_way = dict.fromkeys(row_s, 0)
@@ -107,15 +107,15 @@ class Leases:
         ends = [
             ((under_way[each] + 1) * (seconds or usual), each != driver, each, seconds or usual)
             for each, seconds in row_s.items()
-            if now - self._heard.get(each, -SILENT_S) < SILENT_S
+            if now - self._last_seen.get(each, -SILENT_S) < SILENT_S
         ]
         heapq.heapify(ends)
-        taken = 0
+        count = 0
         for _ in range(free):
             end_s, other, first, seconds = ends[0]
-            taken += not other
+            count += not other
             heapq.heapreplace(ends, (end_s + seconds, other, first, seconds))
-        return taken
+        return count
 
     def free(
         self,

@@ -90,7 +90,7 @@ class Ledger(Progress):
         return bool(self._expected) and now < self._rebuild_until
 
     def bereft(self, now: float) -> int:
-        """Return a stage that members wait for, whose state nobody has and no checkpoint of now.
+        """Return a stage that members wait for, whose state no member has and no checkpoint of now.
 
         Then the newest checkpoint MUST be looked up, and :meth:`go_back` called. -1: none.
         """
@@ -118,7 +118,7 @@ class Ledger(Progress):
                 return SwarmPlace(body.epoch, -1, self.step, keep=True, ledger=self.first_number)
             known = self.members[member] if take_over(self, member, body) else None
         self._expected.discard(member)
-        self.evaluations.told(body.held_out)
+        self.evaluations.announced(body.held_out)
         keep = known is not None and body.epoch == known.holder.epoch
         if known is None or not keep or known.stage < 0:
             known = self._enter(member, body, now)
@@ -330,7 +330,7 @@ class Ledger(Progress):
     def _fill(self, now: float) -> None:
         """Give a stage that lost its last member another one, if any other stage can spare it.
 
-        Members that leave a finished job one by one are no loss, and nobody is to be moved.
+        Members that leave a finished job one by one are no loss, and no member is to be moved.
         """
         if not self.rebuilding(now) and not self.finished:
             self._carry_out(moves_to_empty(self.settings, self.members.values()), now)
@@ -364,7 +364,7 @@ class Ledger(Progress):
         goes_on = more and not self.paused() and not self.saves.ends(self.step)
         last = self.step + bool(goes_on)
         self.saves.stop(min(last, self.settings.steps or last))
-        self.table += 1  # so that everyone who watches hears of it
+        self.table += 1  # so that each member that watches learns it
 
     # --------------------------------------------------------------------------- news
 
@@ -381,8 +381,8 @@ class Ledger(Progress):
         steps, newer = self.steps, self.table > body.table
         count = (steps.now if body.step == self.step else steps.before)[known.stage]
         shares, ahead = steps.log_from(body.step, known.stage, known=body.shares, ahead=body.ahead)
-        told = not (newer or shares or ahead or count.closing != body.closing)
-        if told and body.step == self.step:
+        up_to_date = not (newer or shares or ahead or count.closing != body.closing)
+        if up_to_date and body.step == self.step:
             return None
         return SwarmNews(
             self.step, shares, ahead, count.closing, self.table, self.peers() if newer else [],

@@ -29,7 +29,7 @@ class SwarmSettings:
     steps: int = 0
     """Steps of the job; 0: unknown, its members end by themselves."""
     neighbours: bool = False
-    """A stage whose state nobody has becomes the mean of its neighbours, where these fit."""
+    """A stage whose state no member has becomes the mean of its neighbours, where these fit."""
     save_every: int = 0
     """Steps between two checkpoints; 0: only the last step is saved."""
 

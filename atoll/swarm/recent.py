@@ -37,31 +37,31 @@ class Recent:
     )
     """When a microbatch was counted, and the member of each stage that counted it."""
     _sent: dict[str, deque[tuple[float, int, int]]] = field(default_factory=dict)
-    """When a member told how many bytes it has sent directly, and through the hub."""
+    """When a member reported how many bytes it has sent directly, and through the hub."""
     _failed: deque[Failed] = field(default_factory=lambda: deque(maxlen=FAILURES_KEPT))
 
     def counted(self, path: dict[int, str], now: float) -> None:
         """A microbatch counts for these stages."""
         self._paths.append((now, path))
 
-    def heard(self, member: str, body: SwarmWatch, now: float) -> None:
-        """A member tells what failed since it told last, and what it has sent so far."""
+    def reported(self, member: str, body: SwarmWatch, now: float) -> None:
+        """A member reports what failed since its last report, and what it has sent so far."""
         for one in body.failures:
             self._failed.append(Failed(now, one.member, one.reason, now + one.banned_s))
-        told = self._sent.setdefault(member, deque([(now, 0, 0)]))
-        if told[-1][1] > body.direct_bytes or told[-1][2] > body.relayed_bytes:
-            told.clear()  # a new process
-            told.append((now, 0, 0))
-        told.append((now, body.direct_bytes, body.relayed_bytes))
-        while len(told) > 2 and told[1][0] <= now - SENT_LATELY_S:
-            told.popleft()
+        samples = self._sent.setdefault(member, deque([(now, 0, 0)]))
+        if samples[-1][1] > body.direct_bytes or samples[-1][2] > body.relayed_bytes:
+            samples.clear()  # a new process
+            samples.append((now, 0, 0))
+        samples.append((now, body.direct_bytes, body.relayed_bytes))
+        while len(samples) > 2 and samples[1][0] <= now - SENT_LATELY_S:
+            samples.popleft()
 
     def direct(self, member: str) -> float | None:
         """Return the share of a member's bytes that went directly lately; None: it sent none."""
-        told = self._sent.get(member)
-        if not told:
+        samples = self._sent.get(member)
+        if not samples:
             return None
-        direct, relayed = (told[-1][way] - told[0][way] for way in (1, 2))
+        direct, relayed = (samples[-1][way] - samples[0][way] for way in (1, 2))
         return direct / (direct + relayed) if direct + relayed else None
 
     def in_a_row(self, stage: int, members: Collection[str]) -> list[Failed]:
@@ -71,8 +71,8 @@ class Recent:
 
     def shares(self, stage: int) -> dict[str, float]:
         """Return the share of the newest paths through a stage that each member took."""
-        taken = Counter(path[stage] for _, path in self._paths if stage in path)
-        return {member: count / taken.total() for member, count in taken.items()}
+        counts = Counter(path[stage] for _, path in self._paths if stage in path)
+        return {member: count / counts.total() for member, count in counts.items()}
 
     def per_s(self, now: float) -> float:
         """Return the microbatches per second of the last `RATE_S`, or since the first one."""

@@ -1,22 +1,22 @@
 """One member-round that is computed again: who does what next, and what follows from the digests.
 
     DEPOSIT   the member hands over the state it began with; the hub checks it against the
-              commitment, so that nobody has to be believed
+              commitment, so that no statement has to be believed
     REPLAY    a checker, another node, computes the round; the hub compares the digests
     DETAIL    they differ: both give the digest of every step between the last marks that agree
               and the first that differ
     STATE     the checker hands over the state before the first differing step
     JUDGE     a third node computes this step: who gave another digest has lied. A second judge has
               to agree where there is one, and a third decides between two, so that a checker and
-              one judge who lie together convict nobody; the judge that two contradict gets a
+              one judge who lie together convict no one; the judge that two contradict gets a
               strike too
 
 A difference after the last step (of the own part, the contribution or the packet) goes to the judge
 at once, who computes the last step, the contribution and the packet.
 
-The checker never sees the member's digests, so it cannot claim to have found them. Whoever is
-silent at its turn for longer than the patience: the member gets a strike, a checker or a judge is
-replaced by another. A checker that falls silent after it has named other digests takes nothing
+The checker never sees the member's digests, so it cannot claim to have found them. After a silence
+longer than the patience at its turn the member gets a strike, a checker or a judge is replaced by
+another. A checker that falls silent after it has named other digests takes nothing
 back: the judges then compute from the beginning to the first mark that differs.
 """
 
@@ -65,7 +65,7 @@ class Result(StrEnum):
     UNDECIDED = "undecided"
     """Judges agree with neither: their arithmetic differs, or several lie."""
     UNCHECKED = "unchecked"
-    """Nobody was there to compute it again."""
+    """No checker was there to compute it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Challenge:
     stage: Stage = Stage.DEPOSIT
     result: Result | None = None
     guilty: str = ""
-    """The member that gets a strike; empty: nobody."""
+    """The member that gets a strike; empty: none."""
     reason: str = ""
     step: int = 0
     """The first step that differs, counted from 1 in the period; 0: none was searched."""
-    asked: list[str] = field(default_factory=list)
+    checkers: list[str] = field(default_factory=list)
     """Checkers that were asked so far."""
     judges: list[str] = field(default_factory=list)
     """Judges that were asked so far."""
@@ -180,7 +180,7 @@ class Challenge:
             self._next(Stage.REPLAY if self.stage == Stage.DEPOSIT else Stage.JUDGE, now)
 
     def answer(self, member: str, body: VerificationAnswer, now: float) -> None:
-        """Take a finding; one that nobody waits for is ignored."""
+        """Take a finding; one that is not expected is ignored."""
         if member not in self.waits_for or body.kind != self.stage:
             return
         if self.stage == Stage.REPLAY:
@@ -204,8 +204,8 @@ class Challenge:
             return
         silent = self.waits_for
         if self.member in silent:
-            asked = "its state" if self.stage == Stage.DEPOSIT else "the digests of its steps"
-            self.settle(Result.FAILED, self.member, f"it did not hand over {asked} in time")
+            missing = "its state" if self.stage == Stage.DEPOSIT else "the digests of its steps"
+            self.settle(Result.FAILED, self.member, f"it did not hand over {missing} in time")
         else:
             self._without(silent[0] if silent else "", now)
 
@@ -325,27 +325,27 @@ class Challenge:
     def assign(self, candidates: Sequence[str], now: float) -> None:
         """Give the open place of checker or judge to the first of `candidates` that may have it."""
         if self.stage == Stage.REPLAY and not self.checker:
-            free = [name for name in candidates if name not in (self.member, *self.asked)]
-            if not free or len(self.asked) >= (1 if self.why == TRIAL else HELPERS):
-                if AGREED <= len(self.asked) == self.unusable:
-                    # It is what its last round ended in, so somebody has made it up.
+            free = [name for name in candidates if name not in (self.member, *self.checkers)]
+            if not free or len(self.checkers) >= (1 if self.why == TRIAL else HELPERS):
+                if AGREED <= len(self.checkers) == self.unusable:
+                    # It is what its last round ended in, so a member has made it up.
                     text = "its optimizer's state is none with which steps can be computed"
                     self.settle(Result.FAILED, self.member, text)
                 else:
-                    self.settle(Result.UNCHECKED, "", "there is nobody to compute it again")
+                    self.settle(Result.UNCHECKED, "", "there is no checker to compute it again")
                 return
             self.checker = free[0]
-            self.asked.append(self.checker)
+            self.checkers.append(self.checker)
             self._next(self.stage, now)
         elif self.stage == Stage.JUDGE and not self.judge:
-            taken = (self.member, self.checker, *self.judges)
-            free = [name for name in candidates if name not in taken]
+            involved = (self.member, self.checker, *self.judges)
+            free = [name for name in candidates if name not in involved]
             if not free or len(self.judges) >= HELPERS:
                 own, other = (len(self.votes.get(name, ())) for name in (self.member, self.checker))
                 if own != other:
                     self._convict(self.member if own > other else self.checker)
                     return
-                text = f"no judge could tell who is right about step {self.step}"
+                text = f"no judge could decide who is right about step {self.step}"
                 if own:
                     text = f"judges contradict each other about step {self.step}"
                 self.settle(Result.UNDECIDED, "", text)

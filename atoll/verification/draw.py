@@ -1,4 +1,4 @@
-"""Who is challenged: drawn after the commitments of a round are in, so nobody can know before.
+"""Who is challenged: drawn after the commitments of a round are in, so no member can know before.
 
  * Every member-round with the same probability, `share`. A newcomer's first check counts towards
    it: until that is made up for, chance draws this member only `MEANWHILE` times as often.
@@ -6,7 +6,7 @@
    at once if its contribution looks odd.
  * A member with a strike in every round, until it has passed `CLEAR` of them.
  * A member that accused another one falsely has to compute another's round again in every round,
-   until it has accused nobody in `CLEAR` of them.
+   until it has accused no one in `CLEAR` of them.
  * A member whose challenge came to nothing (it left, the hub restarted), in its next round.
  * A member whose contribution looks odd (`scores.py`), as far as the budget for these lasts.
 
@@ -96,7 +96,7 @@ class Draw:
     def _probability(self, member: str) -> float:
         """Return with which probability a round of a member is drawn by chance."""
         ahead = self._ahead.get(member, 0.0)
-        if ahead <= 0.0 or self.share >= 1.0:  # nobody is left out where all are checked
+        if ahead <= 0.0 or self.share >= 1.0:  # no member is left out where all are checked
             return self.share
         self._ahead[member] = ahead - (1.0 - MEANWHILE) * self.share
         return MEANWHILE * self.share

@@ -1,8 +1,8 @@
 """The verification of one job's rounds: commitments in, challenges and strikes out.
 
 A hub gives it every committed round with the members' commitments (`committed`), hands out the
-tasks that follow (`tasks`) and brings the findings back (`answer`, `deposited`). What is to be told
-to people comes back as notices; a hub evicts the members that a notice names.
+tasks that follow (`tasks`) and brings the findings back (`answer`, `deposited`). What people are
+to know comes back as notices; a hub evicts the members that a notice names.
 
 Some cheats need no challenge, because a commitment contradicts what the hub knows itself:
 
@@ -130,13 +130,13 @@ class VerificationLedger:
 
     def _open(self, sound: Challenge, why: str, *, checker: str = "") -> None:
         self.number += 1
-        asked = [checker] if checker else []
+        checkers = [checker] if checker else []
         self.open[self.number] = replace(
-            sound, number=self.number, why=why, checker=checker, asked=asked
+            sound, number=self.number, why=why, checker=checker, checkers=checkers
         )
 
     def _try_accusers(self, sound: dict[str, Challenge]) -> None:
-        """Let each member that accused falsely compute a round of somebody who is trusted."""
+        """Let each member that accused falsely compute a round of a member that is trusted."""
         waiting = {one.checker for one in self.open.values() if one.why == TRIAL}
         waiting |= {one.member for one in self.open.values()}
         for accuser in sorted(self.draw.on_trial.keys() & sound.keys() - waiting):
@@ -227,7 +227,7 @@ class VerificationLedger:
                 self.open[number].working(member, now)
 
     def answer(self, member: str, body: VerificationAnswer, now: float) -> list[Notice]:
-        """Take a finding; one that nobody waits for is ignored."""
+        """Take a finding; one that is not expected is ignored."""
         challenge = self.open.get(body.challenge)
         if challenge is None:
             return []
@@ -280,7 +280,7 @@ class VerificationLedger:
                 if one.why == TRIAL or one.result == Result.ACCUSED_FALSELY:
                     falsely = one.result == Result.ACCUSED_FALSELY
                     self.draw.accused(one.checker, falsely=falsely)
-            if one.result in DECIDED and not on_trial:  # nobody believes it that all was right
+            if one.result in DECIDED and not on_trial:  # a trial is no proof for others
                 record.checked += 1
                 if one.result != Result.FAILED:
                     record.passed += 1

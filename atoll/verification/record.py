@@ -52,7 +52,7 @@ class SettledChallenge(msgspec.Struct, omit_defaults=True):
     result: str
     checker: str = ""
     judge: str = ""
-    """All that were asked, with commas."""
+    """All judges of the challenge, with commas."""
     step: int = 0
     """First step that differed; 0: none was searched."""
     guilty: str = ""

@@ -9,7 +9,7 @@ import msgspec
 from atoll.wire.message import Digest, Finite, Message, Name, Number
 
 MOST_ADDRESSES, MOST_PLACES = 64, 256
-"""Addresses of one member, and parts of its position in the data: the hub tells them to all members
+"""Addresses of one member, and parts of its position in the data: the hub sends them to all members
 in one message."""
 
 Addresses = Annotated[list[Name], msgspec.Meta(max_length=MOST_ADDRESSES)]

@@ -3,7 +3,7 @@
 1. The joiner sends its share (`PairStart`); the hub answers with its own (`PairShare`).
 2. The joiner proves that it has the key (`PairProof`). Only then does the hub prove the same and
    send a ticket, encrypted with the key (`PairTicket`). The ticket contains the fingerprint of the
-   hub's authority, so whoever relays these messages is noticed at the next connection.
+   hub's authority, so a party that relays these messages is noticed at the next connection.
 
 `atoll/wire/spake2.py` is the exchange itself, `docs/decisions/0008-pairing-by-a-code.md` says why.
 """

@@ -78,11 +78,11 @@ class PathTurn(Message, frozen=True):
     """Changes when a module goes on from a checkpoint: what others hold of it is void then."""
     donors: dict[Number, list[str]] = {}
     """Who gives a module that the member does not hold. One that is absent the member holds itself,
-    if `held` said so; otherwise nobody does, and it comes from the checkpoint."""
+    if `held` said so; otherwise no one does, and it comes from the checkpoint."""
     serves: dict[str, list[str]] = {}
     """host:port at which donors serve their state; those that are absent do through the hub."""
     checkpoint: Number = -1
-    """The newest complete checkpoint; -1: none, what nobody holds starts from the seed."""
+    """The newest complete checkpoint; -1: none, what no member holds starts from the seed."""
     save: list[Number] = []
     """Modules that this member saves for the checkpoint of this phase."""
     history: Number = 0

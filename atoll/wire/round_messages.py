@@ -10,7 +10,7 @@ from atoll.wire.member_messages import Lease
 from atoll.wire.message import Digest, Finite, Message, Name, Number
 
 MOST_LINES = 64
-"""Members that measure the lines between them; among more, nobody does."""
+"""Members that measure the lines between them; among more, none does."""
 
 MOST_DIGESTS, MOST_REASON = 100_000, 1_000
 """Of a finding about another's steps: digests, one per step, and characters that people read."""

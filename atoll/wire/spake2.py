@@ -1,7 +1,7 @@
 """SPAKE2: two sides that share a short code agree on a strong key (a PAKE).
 
-RFC 9382, suite SPAKE2-P256-SHA256-HKDF-HMAC (https://www.rfc-editor.org/rfc/rfc9382). Whoever does
-not know the code learns nothing that could be tried offline: one run of the protocol is one guess,
+RFC 9382, suite SPAKE2-P256-SHA256-HKDF-HMAC (https://www.rfc-editor.org/rfc/rfc9382). A side that
+does not know the code learns nothing to be tried offline: one run of the protocol is one guess,
 also for a man in the middle. A is the side that joins, B the hub.
 
 The arithmetic is in Python, so its time depends on the numbers. `w` times a constant is computed

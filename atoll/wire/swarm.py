@@ -106,7 +106,7 @@ class SwarmAnnounce(Message, frozen=True):
     held_out: list[Number] = []
     """Microbatches of an evaluation in between, and of the one at the end; empty: unknown."""
     last: Number = -1
-    """Steps after which the job ends, if it was asked to stop and the ledger has told that."""
+    """Steps after which the job ends, if it was asked to stop and the ledger has announced that."""
     ledger: Number = 0
     """From its last `SwarmPlace`: a rebuilt ledger believes only what was said to itself."""
 

@@ -68,7 +68,7 @@ class RealPlacement(Placement):
         job, _, member = address.rpartition("/")
         session = SimpleNamespace(
             address=address, job=job, member=member, stats={}, source="", connected=True,
-            last_heard=self._scheduler.now, notify=lambda body: None, incarnation="one",
+            last_seen=self._scheduler.now, notify=lambda body: None, incarnation="one",
             info=None, **more,
         )  # fmt: skip
         sessions: Any = self.hub.sessions

@@ -85,8 +85,8 @@ class ServiceHub(SimulatedHub):
         member = self.members.get(name)
         if member is None:
             return None
-        last_heard = self.sessions.since_s.get(name, self.scheduler.now)
-        return SimpleNamespace(connected=True, gone_since=0.0, last_heard=last_heard)
+        last_seen = self.sessions.since_s.get(name, self.scheduler.now)
+        return SimpleNamespace(connected=True, gone_since=0.0, last_seen=last_seen)
 
     # --------------------------------------------------------------------------- the events
 

@@ -357,7 +357,7 @@ class SimMember:
             return True
 
         def answer(_: bool) -> None:
-            driver.taken(report.lease)
+            driver.answered(report.lease)
             if self.driver is driver and len(driver.holding) <= self.room // 2:
                 self._want()
 

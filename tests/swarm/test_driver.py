@@ -74,7 +74,7 @@ def test_a_microbatch_goes_there_and_back_and_is_reported() -> None:
     assert report.holders == [ME, Holder("a", 1), Holder("b", 1)]
     assert report.row_s["a"] > 0
     assert made.holding == [7]
-    made.taken(7)
+    made.answered(7)
     assert made.holding == []
 
 

@@ -159,7 +159,7 @@ def test_made_up_optimizer_state_is_no_way_out(usable: int) -> None:
     for one in others[usable:]:
         one.finds_unusable = True
     found = settle(challenge(member, 8), [member, *reversed(others)])
-    assert found.asked == ["w4", "w3", "w2"]
+    assert found.checkers == ["w4", "w3", "w2"]
     assert (found.result, found.guilty) == (Result.FAILED, "w0")
     found = settle(challenge(member, 8), [member, *others])
     # One that can tells the truth: the others lied, and only that nobody checks it is known.

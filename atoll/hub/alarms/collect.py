@@ -205,7 +205,7 @@ class FactCollector:
             node=node.node,
             online=online,
             draining=node.draining,
-            gone_s=0.0 if online else max(0.0, now - node.last_heard),
+            gone_s=0.0 if online else max(0.0, now - node.last_seen),
             ran=memory.ran,
             version=node.info.atoll,
             torch=node.info.torch,

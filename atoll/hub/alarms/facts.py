@@ -66,7 +66,7 @@ class JobFacts:
     """Its stages and their members, if it is a SWARM."""
 
     def who(self, member: str) -> str:
-        """Return a member by its machine's name, for people; several of one are told apart."""
+        """Return a member by its machine's name, for people; several of one are distinguished."""
         nodes = {name: known.node for name, known in self.members.items()}
         return machine_names(nodes).get(member, member)
 
@@ -99,7 +99,7 @@ class NodeFacts:
     online: bool = True
     draining: bool = False
     gone_s: float = 0.0
-    """Seconds since it was last heard, if offline."""
+    """Seconds since its last frame, if offline."""
     ran: int = 0
     """Processes that it ran when it was lost."""
     version: str = ""

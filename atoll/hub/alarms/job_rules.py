@@ -28,16 +28,16 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
         own = error.get("kind") == ScriptError.__name__
         remedy = whole_remedy(job.job, error.get("remedy") or "")
         what = error.get("what") or job.reason or "it failed"
-        told = error.get("given") or ""
-        given = f" ({told})" if told and told != member and told not in what else ""
-        whose = f", on {job.who(member)}" if member and job.node_of(member) else ""
+        given = error.get("given") or ""
+        shown = f" ({given})" if given and given != member and given not in what else ""
+        location = f", on {job.who(member)}" if member and job.node_of(member) else ""
         yield Finding(
             kind="job-failed",
             severity="warning" if own else "critical",
             job=job.job,
             member=member,
             node="" if own else job.node_of(member),
-            cause=f"{job.job} failed: {what}{given}{whose}",
+            cause=f"{job.job} failed: {what}{shown}{location}",
             remedy=(remedy or f"see its last lines: atoll logs {job.job}")
             + ("" if "resume" in remedy else f"; once that is mended: atoll resume {job.job}"),
         )

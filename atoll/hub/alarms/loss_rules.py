@@ -12,7 +12,7 @@ from atoll.hub.alarms.statistics import noise, standard_error
 from atoll.wire.states import JobState
 
 FLAT_POINTS, FLAT_S = 60, 600.0
-"""With fewer rounds or less time, a plateau cannot be told from noise."""
+"""With fewer rounds or less time, a plateau cannot be distinguished from noise."""
 FLAT_SHARE = 0.02
 """Plateau: the last third gains less than this share of the total gain so far."""
 FLAT_LEVEL = 0.005

@@ -56,7 +56,7 @@ def stage_alone(facts: Facts) -> Iterator[Finding]:
         if not alone or swarm.paused:
             continue
         spare = any(len(stage.serving) > 1 for stage in swarm.stages)
-        whose = ", ".join(f"{stage.stage} ({stage.peers[0].name})" for stage in alone)
+        shown = ", ".join(f"{stage.stage} ({stage.peers[0].name})" for stage in alone)
         one = len(alone) == 1
         then = "a member of another stage takes its place, from the newest checkpoint"
         if not spare:
@@ -67,7 +67,7 @@ def stage_alone(facts: Facts) -> Iterator[Finding]:
             node=alone[0].peers[0].node if one else "",
             member=alone[0].peers[0].member if one else "",
             value=float(len(alone)),
-            cause=f"stage{'' if one else 's'} {whose} {'has' if one else 'have'} a single member"
+            cause=f"stage{'' if one else 's'} {shown} {'has' if one else 'have'} a single member"
             f"{'' if one else ' each'}: if it goes, {then}",
             remedy=f"join {_plural(len(alone), 'more machine')} (atoll ticket), or run with fewer "
             "stages (stages in [swarm])",
@@ -77,13 +77,13 @@ def stage_alone(facts: Facts) -> Iterator[Finding]:
 def swarm_paused(facts: Facts) -> Iterator[Finding]:
     """Find SWARMs that wait for a member of a stage, or for the state of one."""
     for job, swarm in _swarms(facts):
-        nobody = [stage for stage in swarm.empty if not swarm.stages[stage].peers]
-        if not swarm.paused or not (nobody or swarm.waits_s > RECOVERS_S):
+        vacant = [stage for stage in swarm.empty if not swarm.stages[stage].peers]
+        if not swarm.paused or not (vacant or swarm.waits_s > RECOVERS_S):
             continue
-        needs = max((swarm.stages[stage].needs_bytes for stage in nobody), default=0)
+        needs = max((swarm.stages[stage].needs_bytes for stage in vacant), default=0)
         least = f" with at least {needs / 1e9:.1f} GB of free memory" if needs else ""
         remedy = f"join a machine{least} (atoll ticket): it takes this stage and the job goes on"
-        if not nobody:
+        if not vacant:
             (peer, *_) = swarm.stages[swarm.empty[0]].peers
             remedy = (
                 f"read why: atoll logs {job.job} --member {peer.member}; without a checkpoint of "

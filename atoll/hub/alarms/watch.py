@@ -89,7 +89,7 @@ class AlarmWatch:
         self._rules = [_at_pace(rule, intervals.patience) for rule in rules]
         self._engine = Engine(self._rules)
         self._looks = 0
-        self.on_alarm: OnAlarm = _nobody
+        self.on_alarm: OnAlarm = _no_notifier
         """Called with every alarm that opened or ended, once stored; MUST NOT block."""
         alarms.on_silence = self._engine.put
 
@@ -151,5 +151,5 @@ def _at_pace(rule: Rule, patience: float) -> Rule:
     return replace(rule, holds_s=rule.holds_s * patience, gone_s=rule.gone_s * patience)
 
 
-async def _nobody(alarm: Alarm) -> None:
+async def _no_notifier(alarm: Alarm) -> None:
     """Default without targets."""

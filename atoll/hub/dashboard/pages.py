@@ -43,8 +43,8 @@ _SECURITY = {
 
 async def page(request: Request, context: Context) -> Response:
     """GET /: the dashboard, or the login form; `?token=` and `?ticket=` log in."""
-    given = "ticket" in request.query_params or "token" in request.query_params
-    if given and request.headers.get("sec-fetch-site") == "cross-site":
+    has_secret = "ticket" in request.query_params or "token" in request.query_params
+    if has_secret and request.headers.get("sec-fetch-site") == "cross-site":
         # A page elsewhere could log its reader in as another person.
         return _login_form("a link on another site leads here: open it by copying its address")
     if secret := request.query_params.get("ticket"):

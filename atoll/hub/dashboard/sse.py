@@ -94,8 +94,8 @@ class EventStreams:
 
 def _number(request: Request, name: str) -> int:
     """Return a number of the query; -1 if it is missing or none."""
-    given = request.query_params.get(name, "")
-    return int(given) if given.isascii() and given.isdigit() and len(given) < 19 else -1
+    text = request.query_params.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
 class Cursors:

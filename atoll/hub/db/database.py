@@ -94,7 +94,7 @@ class Database:
             raise
         self._writes: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
         self._gathered: list[_Write] = []
-        """Asked for while a commit is under way."""
+        """Requested while a commit is under way."""
         self._calling: asyncio.AbstractEventLoop | None = None
         """The event loop in which `_hand_over` is going to be called."""
         self._closing = threading.Lock()
@@ -107,7 +107,7 @@ class Database:
     async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Run `fn` in the writer thread; return its value once the commit is on disk.
 
-        Writes happen in the order in which they were asked for. `fn` MUST NOT commit or roll back.
+        Writes happen in the order in which they were requested. `fn` MUST NOT commit or roll back.
 
         Raises:
             StorageFull: no room is left; nothing of `fn` was kept.
@@ -176,7 +176,7 @@ class Database:
         return self._readers.submit(self._read, fn, self._reader).result()
 
     def close(self) -> None:
-        """Finish every write that was asked for, then close the file. May be called again."""
+        """Finish every write that was requested, then close the file. May be called again."""
         with self._closing:
             if self._closed:
                 return

@@ -42,7 +42,7 @@ def audit_sentence(row: Mapping[str, Any]) -> str:
     """Return a row of the audit log as a sentence, e.g. `operator started gpt-1`."""
     role, name = str(row["role"]), str(row["name"])
     who = name if role in ("", name) else f"{role} {name}"
-    who = who or f"somebody at {row['address']}"
+    who = who or f"someone at {row['address']}"
     done, to_do = _VERBS.get(str(row["action"]), (f"did: {row['action']}", str(row["action"])))
     outcome = str(row["outcome"])
     what = _object(str(row["target"])) or ("a job" if row["action"] == "submit" else "")

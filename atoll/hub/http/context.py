@@ -77,7 +77,7 @@ class JobDeleter(Protocol):
         ...
 
 
-def _nobody(address: str, notice: Message) -> bool:
+def _not_connected(address: str, notice: Message) -> bool:
     """Default without sessions."""
     return False
 
@@ -93,7 +93,7 @@ class Context:
     started: float
     ticket_of: Callable[[], str]
     """See `ticket`."""
-    tell: Callable[[str, Message], bool] = _nobody
+    tell: Callable[[str, Message], bool] = _not_connected
     """Send a notice to a session; returns False if it is not connected."""
     access: Access | None = None
     """Access control; None: all joins and logins are refused."""

@@ -11,7 +11,7 @@ from atoll.ids import session_id
 from atoll.wire.states import JobState
 
 
-class HubLive:
+class HubFacade:
     """See :class:`atoll.hub.http.context.LiveHub`."""
 
     def __init__(self, services: JobServices, scheduler: Scheduler) -> None:

@@ -270,10 +270,10 @@ def _with_headers(send: Send, context: Context) -> Send:
     return sending
 
 
-def _too_large(given: str, limit: int) -> AtollError:
+def _too_large(length: str, limit: int) -> AtollError:
     return FrameTooLarge(
         "the body of the request is too large",
-        given=f"{given[:20]} bytes",
+        given=f"{length[:20]} bytes",
         expected=f"at most {limit} bytes",
         remedy="upload large data as files of a job",
     )

@@ -137,8 +137,8 @@ def _in_order(follower: Member) -> tuple[int, int]:
 
 def _speed(members: list[dict[str, Any]]) -> float | None:
     """Return the tokens per second of all members over their training; None: unknown."""
-    told = [(m["values"].get("tokens"), m["values"].get("wall_s")) for m in members]
-    rates = [tokens / seconds for tokens, seconds in told if tokens and seconds]
+    totals = [(m["values"].get("tokens"), m["values"].get("wall_s")) for m in members]
+    rates = [tokens / seconds for tokens, seconds in totals if tokens and seconds]
     return sum(rates) or None
 
 
@@ -166,7 +166,7 @@ def _held_out(latest: Mapping[str, Latest]) -> float | None:
 def describe_member(session: Session | None, now: float, *, traffic: Bytes) -> dict[str, Any]:
     """Return the live state of a member."""
     return {
-        "last_seen_s": max(0.0, now - session.last_heard) if session else None,
+        "last_seen_s": max(0.0, now - session.last_seen) if session else None,
         "sent_bytes": int(traffic.sent),
         "received_bytes": int(traffic.received),
         "connected": session is not None and session.connected,
@@ -183,7 +183,7 @@ def describe_node(
     traffic: Bytes,
 ) -> dict[str, Any]:
     """Return a node for the API; `measured` are the latest metrics of its workers."""
-    heard = session.last_heard if session else node.last_heard
+    last_seen = session.last_seen if session else node.last_seen
     stats = session.stats if session else node.stats
     gone = NodeState.LEFT if node.left else NodeState.LOST
     connection = NodeState.ONLINE if session and node.connected else gone
@@ -194,7 +194,7 @@ def describe_node(
         "shown": _shown(node, connection, busy=bool(running)),
         "draining": node.draining,
         "drain_reason": node.drain_reason,
-        "last_seen_s": max(0.0, now - heard),
+        "last_seen_s": max(0.0, now - last_seen),
         "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
         "stats": stats,
         "sent_bytes": int(traffic.sent),

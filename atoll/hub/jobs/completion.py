@@ -6,7 +6,7 @@ rounds share their work: it is finished as soon as one of them is done. The work
 again until it has reported its end itself.
 
 Members of an [rl] job work independently: one that fails does not end the others. The critic serves
-the actors: it stops when all of them are done, and is asked to if some never will be.
+the actors: it stops when all of them are done, and gets a request to stop if some never will be.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class Deletions:
             by: Who wants it, for the event that stays.
 
         Returns:
-            What went, as :meth:`size` tells it, and `finished`: whether nothing is left; else the
-            rest goes by itself.
+            What was removed, as :meth:`size` returns it, and `finished`: whether nothing is left;
+            else the rest goes by itself.
 
         Raises:
             HubError: it has not ended, or is not there any more.

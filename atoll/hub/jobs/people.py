@@ -1,4 +1,4 @@
-"""What people are told of a job: its machines by name, how many it needs, why it stands still."""
+"""What people see of a job: its machines by name, how many it needs, why it stands still."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LISTED = 3
 
 
 def name_of(job: Job, process: Member) -> str:
-    """Return a process by its machine's name; several of one machine are told apart."""
+    """Return a process by its machine's name; several of one machine are distinguished."""
     return machine_names({one.member: one.node for one in job.processes})[process.member]
 
 

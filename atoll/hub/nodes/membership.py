@@ -72,8 +72,7 @@ class Membership:
         known, before = self.nodes.get(session.address), self._book.get(session.address)
         same = before is not None and before.incarnation == session.incarnation
         info = session.info or (known.info if known else NodeInfo("", "", "", ""))
-        heard = session.last_heard
-        node = Node(session.address, info, session.incarnation, last_heard=heard)
+        node = Node(session.address, info, session.incarnation, last_seen=session.last_seen)
         if known is not None and same:  # what it reported since its agent started still holds
             node.info = msgspec.structs.replace(info, offer=known.info.offer)
         if before is not None and same:  # also when the hub was restarted meanwhile
@@ -114,7 +113,7 @@ class Membership:
         node = self.nodes.get(session.address)
         if node is None or self._sessions.get(session.address) is not None:
             return
-        node.connected, node.last_heard = False, session.last_heard
+        node.connected, node.last_seen = False, session.last_seen
         node.stats = dict(session.stats)
         if node.left:
             await self._events.add("", "node-left", f"{session.address} left")

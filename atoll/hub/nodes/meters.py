@@ -13,7 +13,7 @@ _Use = tuple[Kind, Holder, int]
 
 
 class SessionMeters:
-    """Reads figures of sessions for the ledger, and tells processes their limits."""
+    """Reads figures of sessions for the ledger, and sends processes their limits."""
 
     def __init__(self, ledger: Ledger, sessions: Sessions, *, clock: Clock) -> None:
         self._ledger = ledger

@@ -29,7 +29,7 @@ class Node:
     drain_reason: str = ""
     left: bool = False
     """Its agent said that it ends."""
-    last_heard: float = 0.0
+    last_seen: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
 
 

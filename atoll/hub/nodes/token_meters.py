@@ -22,7 +22,7 @@ STRANGERS_PER_S = 100.0
 of the dashboard is 60 of them, once."""
 STRANGER_PAUSE_S = 5.0
 MOST = 1_024
-"""Meters above which those are dropped that nobody uses."""
+"""Meters above which unused ones are dropped."""
 
 
 class TokenMeters:

@@ -151,7 +151,7 @@ class Events:
     def _news(self, job: str) -> asyncio.Event:
         """Return what is set when a job has another event.
 
-        Events become durable in transactions of others, in the writer thread, so somebody has to
+        Events become durable in transactions of others, in the writer thread, so one caller has to
         look: one task for all readers, however many wait.
         """
         if self._looking is None or self._looking.done():

@@ -1,7 +1,7 @@
 """Hosts the ledgers of jobs whose models have paths: answers members when there is news.
 
-A ledger is written to `paths.json` in the job's folder before anyone hears of a change of turns. A
-new hub process goes on from there; who holds which module it hears from the members.
+A ledger is written to `paths.json` in the job's folder before any member receives a change of
+turns. A new hub process goes on from there; who holds which module the members report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 RECORD_NAME = "paths.json"
 SILENT_S = 20.0
-"""A member that is to train and was not heard for so long loses its turn: it may be asleep."""
+"""A member that is to train and was silent for so long loses its turn: it may be asleep."""
 POLL_S = 5.0
 """A request without news is answered after this long, so that none stays open for a lost member."""
 
@@ -49,7 +49,7 @@ class PathRuntime:
     """The ledger as it is on disk."""
     changes: int = 0
     """Losses that may not be on disk yet: no request has looked since."""
-    told: set[int] = field(default_factory=set)
+    announced: set[int] = field(default_factory=set)
     """Phases of which people know that paths do not count."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the ledger is changed and written."""
@@ -88,7 +88,7 @@ class PathService:
     ) -> None:  # fmt: skip
         """`live` returns the members of a job whose processes were launched and did not end.
 
-        `unheard_s` returns for how many seconds a member was not heard; the first phase waits
+        `unheard_s` returns for how many seconds a member was silent; the first phase waits
         `start_s` for members that still start.
         """
         self._unheard_s = unheard_s
@@ -258,7 +258,7 @@ class PathService:
             runtime.wake()
 
     async def _after(self, runtime: PathRuntime, before: tuple[object, ...]) -> None:
-        """Write what has changed, then tell everyone who waits, and people."""
+        """Write what has changed, then notify all waiting requests, and people."""
         ledger, job = runtime.ledger, runtime.job
         record = msgspec.json.encode(ledger.record())
         if record != runtime.written:
@@ -268,15 +268,15 @@ class PathService:
             return
         if ledger.history != before[1]:
             text = (
-                f"nobody has any module of phase {before[0]} any more: all paths go on from phase"
-                f" {ledger.phase}"
+                f"no member has any module of phase {before[0]} any more: all paths go on from"
+                f" phase {ledger.phase}"
             )
             await self._events.add(job, "alarm:rewound", text)
-        for phase in sorted(ledger.missed.keys() - runtime.told):
+        for phase in sorted(ledger.missed.keys() - runtime.announced):
             lost = ledger.missed[phase]
             paths = ", ".join(f"{path} of {lost[path]}" for path in sorted(lost))
             await self._events.add(job, "path-missed", f"phase {phase} goes without path {paths}")
-        runtime.told = set(ledger.missed)
+        runtime.announced = set(ledger.missed)
         runtime.wake()
 
     async def _when(
@@ -333,7 +333,7 @@ class PathService:
         if known is None:
             return
         ledger, here = runtime.ledger, set(self._live(runtime.job))
-        ledger.missed, runtime.told = dict(known.missed), set(known.missed)
+        ledger.missed, runtime.announced = dict(known.missed), set(known.missed)
         if not known.dealt:  # resumed: the least losses so far still hold
             ledger.best, ledger.history = dict(known.best), known.history + 1
             ledger.recall_figures(known)

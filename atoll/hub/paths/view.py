@@ -38,7 +38,7 @@ class ModuleView:
     """Number within its level."""
     paths: Sequence[int]
     holders: Sequence[str]
-    """Their machines, with the member where one has several; empty: nobody, it is in the checkpoint
+    """Their machines, with the member where one has several; empty: none, it is in the checkpoint
     or starts from the seed."""
     round: int | None
     """Rounds of its holders; None: the job has ended."""

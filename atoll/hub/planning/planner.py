@@ -31,8 +31,8 @@ COMMAND = (sys.executable, "-P", "-m", "atoll.forecast")
 LIMIT_S = 300.0
 """A plan takes 4 to 8 s of a core's time; a busy machine may need a hundred times as long."""
 NICENESS = 3
-"""Of the process: whoever may look at a job may ask for plans, and rounds go first. With 10 it gets
-a fiftieth of a busy machine's time, and a plan takes minutes."""
+"""Of the process: each login that may look at a job may ask for plans, and rounds go first. With 10
+it gets a fiftieth of a busy machine's time, and a plan takes minutes."""
 MOST_WAITING = 8
 MOST_OF_OTHERS = 4
 MOST_OF_ONE = 2
@@ -89,7 +89,7 @@ class Planner:
 
         Raises:
             AtollError: nothing can be planned; says why and what to do.
-            LimitReached: too many plans are asked for at once.
+            LimitReached: too many plans are requested at once.
         """
         self.check()
         if all(row.get("state") == "lost" for row in nodes):
@@ -98,18 +98,18 @@ class Planner:
                 remedy="start one with `atoll join`, or plan for a file: "
                 "atoll plan job.toml --machines fleet.toml",
             )  # fmt: skip
-        asked = {
+        request = {
             "spec": spec, "nodes": list(nodes), "events": list(events), "hub": hub,
             "law": str(self._law) if self._law.exists() else "",
             "running": running,
         }  # fmt: skip
-        key = _key_of(asked)
+        key = _key_of(request)
         self._admit(by)
         self._waiting[by] += 1
         try:
             async with self._turn:
                 if key not in self._kept:
-                    self._kept[key] = await self._run(msgspec.json.encode(asked))
+                    self._kept[key] = await self._run(msgspec.json.encode(request))
                 self._kept.move_to_end(key)
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
@@ -130,15 +130,15 @@ class Planner:
                 " by viewers": (others, MOST_OF_OTHERS),
                 " by this login": (self._waiting[by], MOST_OF_ONE),
             }
-        for whose, (waiting, most) in places.items():
+        for scope, (waiting, most) in places.items():
             if waiting >= most:
                 raise LimitReached(
-                    f"too many plans are asked for at once{whose}",
+                    f"too many plans are requested at once{scope}",
                     given=f"{waiting} are waiting", expected=f"at most {most}",
                     remedy="ask again in a minute",
                 )  # fmt: skip
 
-    async def _run(self, asked: bytes) -> bytes:
+    async def _run(self, request: bytes) -> bytes:
         """Run the process; return its answer, which may be an error that it found."""
         self.started += 1
         process = await asyncio.create_subprocess_exec(
@@ -147,7 +147,7 @@ class Planner:
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._limit_s):
-                told, complaint = await process.communicate(asked)
+                output, complaint = await process.communicate(request)
         except TimeoutError as error:
             raise PlanError(
                 "the plan was not made in time", given=f"{self._limit_s:g} s",
@@ -158,13 +158,13 @@ class Planner:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        if process.returncode not in (0, 1) or not told:
+        if process.returncode not in (0, 1) or not output:
             logger.error("a plan failed: %s", complaint.decode(errors="replace")[-2000:])
             raise PlanError(
                 "the plan was not made", given=f"exit status {process.returncode}",
                 remedy="see the hub's log; or plan elsewhere: atoll plan job.toml",
             )  # fmt: skip
-        return told
+        return output
 
 
 def _read(answer: bytes) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def _read(answer: bytes) -> dict[str, Any]:
     return found
 
 
-def _key_of(asked: Mapping[str, Any]) -> str:
+def _key_of(request: Mapping[str, Any]) -> str:
     """Return what must be equal for an answer to be used again."""
-    machines = sorted(_about(row) for row in asked["nodes"] if row.get("state") != "lost")
-    kept = [asked["spec"], asked["law"], asked["running"], machines]
+    machines = sorted(_about(row) for row in request["nodes"] if row.get("state") != "lost")
+    kept = [request["spec"], request["law"], request["running"], machines]
     return hashlib.sha256(msgspec.json.encode(kept)).hexdigest()
 
 

@@ -60,7 +60,7 @@ class Replanner:
         for job in jobs.values():
             here = self._here(job, rows)
             if not here or self.services.rounds.machine(job.job).starting:
-                continue  # nobody is there yet, or not all who were planned for
+                continue  # no member is there yet, or not all who were planned for
             lines = Lines({n: Line.of(row) for n, row in here.items()}, self._between(job, here))
             watch = self._watches.setdefault(job.job, Watch(lines))
             if why := watch.look(lines, self.clock.monotonic()):
@@ -107,7 +107,7 @@ class Replanner:
         steps = {name: known[row["member"]] for name, row in here.items() if row["member"] in known}
         current = _current(job, runtime)
         try:
-            told = await self.planner.ask(
+            plan = await self.planner.ask(
                 job.text, list(here.values()), hub=self.hub,
                 running=Running(
                     keys=job.spec.planned_again, current=current, step_s=steps,
@@ -121,7 +121,7 @@ class Replanner:
             text = f"not planned again although {why}: {error}"
             await self.services.stores.events.add(job.job, KIND, text)
             return
-        answers: dict[str, Any] = told["answers"]
+        answers: dict[str, Any] = plan["answers"]
         async with runtime.lock:
             if "every" in answers:
                 runtime.machine.commit_log.every = int(answers["every"])
@@ -130,7 +130,7 @@ class Replanner:
             if "codec" in answers:
                 runtime.machine.commit_log.codec = str(answers["codec"])
             if "delay" in answers:
-                expect_round(runtime.machine.commit_log.timings, float(told["round_s"]))
+                expect_round(runtime.machine.commit_log.timings, float(plan["round_s"]))
         text = f"planned again: {_said(answers, current)}, because {why}"
         await self.services.stores.events.add(job.job, KIND, text)
 

@@ -7,7 +7,7 @@
     < {"id": 2, "error": {"kind": "...", "what": "...", ...}}
 
 Requests are handled at the same time: a claim that waits holds up nothing. What a closed connection
-had asked for is handled to the end, but for claims and reads, which are withdrawn.
+had requested is handled to the end, but for claims and reads, which are withdrawn.
 """
 
 from __future__ import annotations
@@ -188,15 +188,15 @@ class _Connection:
     async def _answer(self, id_: Any, body: Message, number: int) -> None:
         try:
             done = await self._handlers.handlers[type(body)](self._asker, body, number)
-            told: dict[str, Any] = {"id": id_, "done": shown(done)}
+            reply: dict[str, Any] = {"id": id_, "done": shown(done)}
         except AtollError as error:
-            told = {"id": id_, "error": error.to_dict()}
+            reply = {"id": id_, "error": error.to_dict()}
         except Exception:
             logger.exception("%s of %s failed", type(body).__name__, self._asker.address)
             failure = HubError("the hub failed on this request", remedy="see the hub's log")
-            told = {"id": id_, "error": failure.to_dict()}
+            reply = {"id": id_, "error": failure.to_dict()}
         with contextlib.suppress(OSError, RuntimeError):  # it is gone
-            await _say(self._send, told)
+            await _say(self._send, reply)
 
 
 def _object(message: MutableMapping[str, Any]) -> dict[str, Any]:

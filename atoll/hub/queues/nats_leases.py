@@ -65,8 +65,8 @@ class NatsLeases:
                     if message is not None
                 ]
             unsure, queue.unsure = queue.unsure, True  # until everything below has succeeded
-            taken = await self._fetch(queue, limit)
-            items = [item for item, _ in taken]
+            fetched = await self._fetch(queue, limit)
+            items = [item for item, _ in fetched]
             if items and lease_s != ACK_WAIT_S:
                 addresses = [item.address for item in items]
                 await self._streams.withhold(queue.name, addresses, lease_s)
@@ -75,29 +75,29 @@ class NatsLeases:
                 item.request, item.until = request, self._clock.wall() + lease_s
             self._move(queue, items, ItemState.LEASED)
             queue.unsure = unsure
-            return sorted((_leased(*one) for one in taken), key=lambda item: item.seq)
+            return sorted((_leased(*one) for one in fetched), key=lambda item: item.seq)
 
     async def _fetch(self, queue: NatsQueue, limit: int) -> list[tuple[NatsItem, bytes]]:
-        taken: list[tuple[NatsItem, bytes]] = []
+        fetched: list[tuple[NatsItem, bytes]] = []
         nbytes = tries = 0
-        while len(taken) < limit:
-            wanted = limit - len(taken)
+        while len(fetched) < limit:
+            wanted = limit - len(fetched)
             found = await self._streams.fetch(queue.name, limit=wanted, nbytes=nbytes)
             if not found:
                 # The server confirms an item before its consumer can see it: on a busy machine
                 # the first fetch after a put finds nothing, and a claim that waits would sleep on.
                 tries += 1
-                if taken or tries > _LATE_TRIES or not queue.undelivered:
+                if fetched or tries > _LATE_TRIES or not queue.undelivered:
                     break
                 await asyncio.sleep(_LATE_S)
                 continue
             ready = [item for one in found if (item := await self._ready(queue, one)) is not None]
             payloads = {one.message.seq: one.message.payload for one in found}
-            taken += [(item, payloads[item.seq]) for item in ready]
+            fetched += [(item, payloads[item.seq]) for item in ready]
             nbytes += sum(len(payloads[item.seq]) for item in ready)
             if len(ready) == len(found) and not queue.undelivered:
                 break
-        return taken
+        return fetched
 
     async def _ready(self, queue: NatsQueue, delivery: Delivery) -> NatsItem | None:
         """Return the delivered item, or correct the server and return None if it is not ready."""

@@ -67,7 +67,7 @@ class QueueState:
         self.options = options
         self.room = room
         """Shared with the other queues of its job; None: only its own options limit it."""
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self.declared = False
         self.topic = False
         self.subscribers = 0
@@ -265,8 +265,8 @@ class QueueState:
         """Tell the shared room how the bytes of this queue have changed."""
         if self.room is not None:
             held = self.held_bytes
-            self.room.changed(self, held - self._told_bytes)
-            self._told_bytes = held
+            self.room.changed(self, held - self._reported_bytes)
+            self._reported_bytes = held
 
 
 class Room(Protocol):

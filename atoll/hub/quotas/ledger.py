@@ -82,8 +82,8 @@ class Ledger:
         self.overrides: Callable[[str, str], Mapping[str, int]] = _none_of
         """Limits of a login or node by its role and name, where its ticket has set some."""
         self.renew: Callable[[str, str], None] = _no_tokens
-        """Tells that a token of this role and name was just made."""
-        self.submitter: Callable[[str], tuple[str, str]] = _nobody
+        """Records that a token of this role and name was just made."""
+        self.submitter: Callable[[str], tuple[str, str]] = _no_login
         """Role and name of the login that submitted a job; empty: not known."""
         self._refusals: collections.OrderedDict[tuple[Kind, Holder], _Refusals]
         self._refusals = collections.OrderedDict()
@@ -168,5 +168,5 @@ def _no_tokens(role: str, name: str) -> None:
     """Default without tickets."""
 
 
-def _nobody(job: str) -> tuple[str, str]:
+def _no_login(job: str) -> tuple[str, str]:
     return "", ""

@@ -98,7 +98,7 @@ class AllTogether:
         return Meeting(0, frozenset(), frozenset())
 
     def working(self, job: str) -> set[str]:
-        """Return nobody: all meet."""
+        """Return no member: all meet."""
         return set()
 
     def gone(self, job: str, member: str) -> None:

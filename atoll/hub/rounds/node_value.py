@@ -314,7 +314,7 @@ def _too_early(members: Sequence[str], rounds: Sequence[CatchUp]) -> dict[str, A
 async def node_value(jobs: Jobs, database: Database, job: str) -> dict[str, Any]:
     """Return what a job's nodes are worth, now or when it ended; raises HubError."""
     record = jobs.get(job)
-    if record.spec.parts_saved:  # its rounds are those of stages, and nobody waits in them
+    if record.spec.parts_saved:  # its rounds are those of stages, and no member waits in them
         return _too_early([], []) | {"unit": "tokens", "text": OF_A_SWARM}
     running = None
     if record.state == JobState.RUNNING:

@@ -201,13 +201,13 @@ def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> Roun
             job.measures,
             DataSlots(job.slots, dict(job.leases)),
             paced=job.spec.train.pace == "measured",
-            every=0 if fresh else _told_interval(rows),
+            every=0 if fresh else _last_interval(rows),
         ),
     )
 
 
-def _told_interval(rows: Rows) -> int:
-    """Return the interval that members have been told last; 0: that of the job file."""
+def _last_interval(rows: Rows) -> int:
+    """Return the interval that members received last; 0: that of the job file."""
     return next((v.every for _, v in rows if v is not None and v.committed), 0)
 
 

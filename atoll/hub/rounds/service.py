@@ -311,7 +311,7 @@ class RoundService:
             return now - runtime.opened_at > RETURN_S
         patience_s = broken_s(runtime.machine.commit_log.timings)
         broken = not session.connected and now - session.gone_since > patience_s
-        return bool(broken or now - session.last_heard > SILENT_S)
+        return bool(broken or now - session.last_seen > SILENT_S)
 
     # ------------------------------------------------------------------------------ effects
 
@@ -349,7 +349,7 @@ class RoundService:
             for member in effect.plan.members:
                 self._wire.notify(session_id(runtime.job, member), effect.verdict)
         elif effect.plan.saving:
-            runtime.saves.asked(self._clock.monotonic())
+            runtime.saves.requested(self._clock.monotonic())
         runtime.keep(effect.verdict)
         runtime.decided.set()
         if effect.verdict.committed:

@@ -136,9 +136,9 @@ class Timeline:
         if known is None or known.round != body.round:
             self._came[member] = now
         self._joins[member] = body
-        return self._told(member, odd)
+        return self._note_odd(member, odd)
 
-    def _told(self, member: str, odd: Sequence[str]) -> list[str]:
+    def _note_odd(self, member: str, odd: Sequence[str]) -> list[str]:
         self._odd[member] = list(odd)
         fresh = [text for text in odd if (member, text.partition(" is ")[0]) not in self._reported]
         self._reported |= {(member, text.partition(" is ")[0]) for text in odd}
@@ -170,7 +170,7 @@ class Timeline:
         if vote.report is None or member not in self._open.joins:
             return []
         self._open.joins[member] = vote.report
-        return self._told(member, odd)
+        return self._note_odd(member, odd)
 
     def decided(self, verdict: Verdict, nodes: Mapping[str, str], now: float) -> list[Row]:
         """Return the rows of an attempt that was just decided; `nodes` by member."""
@@ -225,20 +225,20 @@ class Timeline:
 def _with_phases(row: Row, join: RoundJoin | None) -> Row:
     if join is None or join.stats is None:
         return row
-    told: dict[str, float] = {f"{name}_s": s for name, s in join.stats.phases.items()}
+    fields: dict[str, float] = {f"{name}_s": s for name, s in join.stats.phases.items()}
     if join.stats.sent_bytes is not None:
-        told["sent_bytes"] = join.stats.sent_bytes
-    return msgspec.structs.replace(row, **told)
+        fields["sent_bytes"] = join.stats.sent_bytes
+    return msgspec.structs.replace(row, **fields)
 
 
 def round_bytes(route: str, relayed: int, rows: Sequence[Mapping[str, Any]]) -> int | None:
     """Return what members sent in a round; None: not known yet.
 
-    Members tell it with their next join. Before, only what the hub relayed is known.
+    Members report it with their next join. Before, only what the hub relayed is known.
     """
-    told = [row["sent_bytes"] for row in rows if row["sent_bytes"] is not None]
-    if rows and len(told) == len(rows):
-        return int(sum(told))
+    sent = [row["sent_bytes"] for row in rows if row["sent_bytes"] is not None]
+    if rows and len(sent) == len(rows):
+        return int(sum(sent))
     return relayed if route != "direct" else None
 
 

@@ -49,7 +49,7 @@ class GangPlacement:
     """Live processes of the job, by node."""
     avoid: str = ""
     """A node that is used only if there is no other."""
-    taken: Counter[str] = field(default_factory=Counter)
+    used: Counter[str] = field(default_factory=Counter)
 
     def islands(self, sizes: Sequence[int], *, there: Sequence[str] = ()) -> list[str]:
         """Return the nodes of islands that lack so many machines each, island by island.
@@ -80,20 +80,20 @@ class GangPlacement:
                 node == self.avoid,
                 tight and node not in scarce,
                 self.rooms[node].network != near,
-                self.beside.get(node, 0) + self.taken[node],
-                self.taken[node] - self.rooms[node].slots,
+                self.beside.get(node, 0) + self.used[node],
+                self.used[node] - self.rooms[node].slots,
                 node,
             )
 
         for _ in range(size):
             node = min((node for node in self.rooms if self._left(node) > 0), key=order)
             mine[node] += 1
-            self.taken[node] += 1
+            self.used[node] += 1
             found.append(node)
         return found
 
     def _left(self, node: str) -> int:
-        return self.rooms[node].count - self.taken[node]
+        return self.rooms[node].count - self.used[node]
 
     def _network(self, size: int, there: Sequence[str]) -> str:
         """Return the network for an island: its present one, else the smallest that fits."""
@@ -217,7 +217,7 @@ def assign(
     short: dict[str, Shortfall] = {}
     beside: dict[str, Counter[str]] = {}
     room = _Room(here)
-    told: dict[str, tuple[ResourceRequest, int, int, int]] = {}
+    explained: dict[str, tuple[ResourceRequest, int, int, int]] = {}
     for ask in sorted(asks, key=Demand.order):
         job = ask.key[0]
         living = beside.setdefault(job, Counter(ask.beside))
@@ -228,12 +228,12 @@ def assign(
             for name in nodes:
                 here[name] = here[name].with_one_more(ask.want.needs, gpus=ask.want.gpus)
                 living[name] += 1
-            room.taken(nodes)
+            room.refresh(nodes)
             granted[ask.key] = nodes
         elif ask.essential:
             what = (ask.want, ask.least, total, len(granted))
-            if told.get(job) != what:  # thousands that lack the same have one reason
-                short[job], told[job] = _shortfall(ask, total, here, keepers), what
+            if explained.get(job) != what:  # thousands that lack the same have one reason
+                short[job], explained[job] = _shortfall(ask, total, here, keepers), what
         elif not ask.running:
             short[job] = _shortfall(ask, total, here, keepers)
             usable = _usable(ask, here, least=1 if settling else ask.least)
@@ -268,8 +268,8 @@ class _Room:
         known.append((ask.want, ask.most, found))
         return found
 
-    def taken(self, nodes: Iterable[str]) -> None:
-        """Some nodes have taken processes."""
+    def refresh(self, nodes: Iterable[str]) -> None:
+        """Look again at nodes that got processes."""
         for name in set(nodes):
             for known in self._known.values():
                 for want, most, found in known:
@@ -332,20 +332,20 @@ def spread(
     """
     if sum(free.values()) < wanted:
         return []
-    there, taken = beside or {}, Counter[str]()
+    there, used = beside or {}, Counter[str]()
 
     def order(node: str) -> tuple[bool, int, int, str]:
         slots = places[node].free_slots if places else free[node]
-        return node == avoid, there.get(node, 0) + taken[node], taken[node] - slots, node
+        return node == avoid, there.get(node, 0) + used[node], used[node] - slots, node
 
     waiting = [order(node) for node in free if free[node]]
     heapq.heapify(waiting)
-    for _ in range(wanted):  # the order of a node changes only when it is taken itself
+    for _ in range(wanted):  # the order of a node changes only when it is chosen itself
         *_, node = heapq.heappop(waiting)
-        taken[node] += 1
-        if free[node] > taken[node]:
+        used[node] += 1
+        if free[node] > used[node]:
             heapq.heappush(waiting, order(node))
-    return sorted(taken.elements())
+    return sorted(used.elements())
 
 
 def _usable(ask: Demand, places: Mapping[str, Capacity], *, least: int) -> Sequence[str]:

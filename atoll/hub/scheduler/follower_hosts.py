@@ -138,7 +138,7 @@ class FollowerHosts:
         """Break a deadlock between islands that each wait for machines: one releases its own.
 
         Args:
-            short: Job -> slots of its members whose islands asked for places and got none.
+            short: Job -> slots of its members whose islands requested places and got none.
         """
         self._short_since = {job: at for job, at in self._short_since.items() if job in short}
         for name, slots in short.items():

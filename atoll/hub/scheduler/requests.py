@@ -48,13 +48,13 @@ class CapacityView:
             pausing: Job and member of processes that will be launched again after a pause; they
                 keep their places.
         """
-        taken: dict[str, Usage] = {}
+        used: dict[str, Usage] = {}
         for job in self._jobs.list():
             for member in job.processes if job.state == JobState.RUNNING else ():
                 if member.live or (job.job, member.member) in pausing:
-                    before = taken.get(member.node, Usage())
+                    before = used.get(member.node, Usage())
                     want = request_of(job.spec, member=member.member)
-                    taken[member.node] = before.plus(want.needs, gpus=want.gpus)
+                    used[member.node] = before.plus(want.needs, gpus=want.gpus)
         places = []
         for node in self._membership.nodes.values():
             session = self._sessions.get(node.node)
@@ -66,7 +66,7 @@ class CapacityView:
                     connected=node.connected,
                     draining=why,
                     stats=session.stats if session is not None else node.stats,
-                    taken=taken.get(node.node, Usage()),
+                    used=used.get(node.node, Usage()),
                     source=session.source if session is not None else "",
                 )
             )
@@ -114,15 +114,15 @@ class PlacementRequests:
 
     async def asks(self) -> Request:
         """Return the current requests."""
-        asked = Request()
+        requests = Request()
         for number, job in enumerate(self._jobs.list()[::-1]):
             if job.state == JobState.WAITING:
-                asked.asks.append(demand_of_all(job, number=number))
+                requests.asks.append(demand_of_all(job, number=number))
             elif job.state == JobState.RUNNING and not job.stopping:
-                await self._ask_again(job, asked, number=number)
-        return asked
+                await self._ask_again(job, requests, number=number)
+        return requests
 
-    async def _ask_again(self, job: Job, asked: Request, *, number: int) -> None:
+    async def _ask_again(self, job: Job, requests: Request, *, number: int) -> None:
         """Add the requests of a running job: one for each member that lacks processes."""
         lacking = missing_members(job)
         standing = Standing.of(job) if lacking else None
@@ -133,10 +133,10 @@ class PlacementRequests:
                 if before is None or await self._is_due(job, before):
                     due.append(name)
                 elif not given_up(before, job):
-                    asked.pausing.add((job.job, name))
+                    requests.pausing.add((job.job, name))
             if due and standing is not None:
-                asked.lacking[job.job, slot] = due
-                asked.asks.append(demand_of(job, slot, due, number=number, standing=standing))
+                requests.lacking[job.job, slot] = due
+                requests.asks.append(demand_of(job, slot, due, number=number, standing=standing))
 
     async def _is_due(self, job: Job, process: Member) -> bool:
         """Return whether to launch a missing member or follower again now."""

@@ -79,22 +79,22 @@ class Capacity:
     draining: str = ""
     """Why it drains; empty: it does not."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    taken: Usage = field(default_factory=Usage)
+    used: Usage = field(default_factory=Usage)
     source: str = ""
     """Network address that it comes from; empty: not known."""
 
     @property
     def free_slots(self) -> int:
         """How many more processes it can take, regardless of their needs."""
-        return max(0, self.info.slots - self.taken.processes)
+        return max(0, self.info.slots - self.used.processes)
 
     def with_one_more(self, needs: NeedsTable, *, gpus: int = 1) -> Capacity:
         """Return this capacity with one more process."""
-        return replace(self, taken=self.taken.plus(needs, gpus=gpus))
+        return replace(self, used=self.used.plus(needs, gpus=gpus))
 
     def emptied(self) -> Capacity:
         """Return this capacity without any processes."""
-        return replace(self, taken=Usage())
+        return replace(self, used=Usage())
 
 
 def request_of(spec: JobSpec, *, member: str = "") -> ResourceRequest:
@@ -170,7 +170,7 @@ def summarized(reasons: Sequence[str]) -> str:
     """Return the reasons of nodes, `NODE: why` each, in a few words for people.
 
     Nodes with one reason are named together. The reasons of connected nodes come first; of the
-    nodes of other reasons than the first ones, only the number is told.
+    nodes of other reasons than the first ones, only the number is named.
     """
     nodes: dict[str, list[str]] = {}
     for reason in reasons:
@@ -250,17 +250,17 @@ def _is_too_small(needs: NeedsTable, place: Capacity) -> str:
 
 
 def _is_full(needs: NeedsTable, place: Capacity) -> str:
-    info, offer, taken = place.info, place.info.offer or Offer(), place.taken
-    if taken.processes >= info.slots:
+    info, offer, used = place.info, place.info.offer or Offer(), place.used
+    if used.processes >= info.slots:
         return "busy" if info.slots else "takes no jobs"
-    cores = _cores(place) - taken.cores
+    cores = _cores(place) - used.cores
     if _more(needs.cores, cores):
         return f"{needs.cores:g} cores wanted, {max(0.0, cores):.3g} free"
-    memory = _memory(place) - taken.memory_bytes
+    memory = _memory(place) - used.memory_bytes
     if _more(needs.memory_gb * GB, memory):
         return f"{needs.memory_gb:g} GB memory wanted, {_gb(memory)} free"
     disk = place.stats.get("disk_free_bytes", float(info.disk_free_bytes))
-    disk = _least(disk, offer.disk_bytes) - taken.disk_bytes
+    disk = _least(disk, offer.disk_bytes) - used.disk_bytes
     if _more(needs.disk_gb * GB, disk):
         return f"{needs.disk_gb:g} GB disk wanted, {_gb(disk)} free"
     return ""
@@ -283,7 +283,7 @@ def _lacks_gpu(want: ResourceRequest, place: Capacity) -> str:
             f"{needs.gpu_memory_gb:g} GB accelerator memory wanted, it has "
             f"{_gb(info.gpu_memory_bytes)}"
         )
-    free = (1 if ":" in offered else max(1, info.gpus)) - place.taken.gpus
+    free = (1 if ":" in offered else max(1, info.gpus)) - place.used.gpus
     if want.gpus > 1 and free < want.gpus:
         return f"{want.gpus} accelerators wanted, one per rank, {max(0, free)} free"
     return "all its accelerators are in use" if free < 1 else ""
@@ -296,7 +296,7 @@ def _is_far(needs: NeedsTable, place: Capacity) -> str:
     measured = [place.stats.get(name, 0.0) for name in ("up_bps", "down_bps")]
     if not all(measured):
         return "its bandwidth is not measured yet"
-    ours = [bps - place.taken.bandwidth_bps for bps in measured]
+    ours = [bps - place.used.bandwidth_bps for bps in measured]
     free = min(_least(ours[0], offer.upload_bps), _least(ours[1], offer.download_bps))
     if _more(needs.bandwidth_mbps * MBPS, free):
         return f"{needs.bandwidth_mbps:g} Mbit/s wanted, {max(0.0, free) / MBPS:.2g} free"

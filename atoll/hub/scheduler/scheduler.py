@@ -127,7 +127,7 @@ class Scheduler:
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
         await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
         for runtime in self._rounds.runtimes.of(job.job):
-            # Of several groups no one ends before the others: `Meeting.last` tells which is last.
+            # Of several groups no one ends before the others: `Meeting.last` says which is last.
             runtime.machine.stopping = not runtime.grouped
         self._stop_at[job.job] = self._clock.monotonic() + grace_s
 
@@ -195,21 +195,21 @@ class Scheduler:
     async def schedule(self) -> None:
         """Start waiting jobs and complete running ones as far as places are free."""
         async with self._lock:
-            asked = await self._asking.asks()
-            if not asked.asks and not self._shortfalls:
+            requests = await self._asking.asks()
+            if not requests.asks and not self._shortfalls:
                 return
             settling = self._clock.monotonic() < self._settled_at
-            places = self._places.now(pausing=asked.pausing)
-            allotment = assign(asked.asks, places, settling=settling)
+            places = self._places.now(pausing=requests.pausing)
+            allotment = assign(requests.asks, places, settling=settling)
             for key, nodes in allotment.granted.items():
                 job = self._jobs.get(key[0])
                 if key[1] == WHOLE:
                     await self._start(job, nodes)
                     continue
-                for name, node in zip(asked.lacking[key], nodes, strict=False):
+                for name, node in zip(requests.lacking[key], nodes, strict=False):
                     await self._relaunch(job, name, node, slot=key[1])
             await self._explain(allotment)
-            await self.followers.give_way(asked.short_islands(allotment.granted))
+            await self.followers.give_way(requests.short_islands(allotment.granted))
 
     async def _start(self, job: Job, nodes: list[str]) -> None:
         if largest_member(job.spec) is not job.spec:  # islands come first, one rank on each

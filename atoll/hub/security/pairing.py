@@ -32,11 +32,11 @@ class PairingState(StrEnum):
     """State of the hub's pairing code."""
 
     NONE = "none"
-    """None was asked for yet, or a machine has used it."""
+    """None was requested yet, or a machine has used it."""
     OPEN = "open"
     EXPIRED = "expired"
     BLOCKED = "blocked"
-    """By wrong tries; only an operator's wish makes another."""
+    """By wrong tries; only an operator's request makes another."""
 
 
 @dataclass(frozen=True, slots=True)

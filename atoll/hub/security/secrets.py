@@ -153,10 +153,10 @@ def _missing(name: str, known: list[str]) -> ConfigError:
     )
 
 
-def _no_key(file: Path, given: str) -> HubError:
+def _no_key(file: Path, why: str) -> HubError:
     return HubError(
         "the hub has no key for its secrets",
-        given=given,
+        given=why,
         expected=f"the file {file}",
         remedy="put it back, or set every secret again: `atoll secret list` names them",
     )

@@ -55,20 +55,20 @@ class TlsChoice:
         return "http" if self.mode == "off" else "https"
 
 
-def choose(wish: str, *, host: str) -> TlsChoice:
+def choose(option: str, *, host: str) -> TlsChoice:
     """Return the TLS mode of a hub that listens on `host`; raises ConfigError.
 
-    `wish` is `auto` (TLS unless on loopback), `on`, `off`, or `CERTIFICATE:KEY`, two PEM files.
+    `option` is `auto` (TLS unless on loopback), `on`, `off`, or `CERTIFICATE:KEY`, two PEM files.
     """
-    if wish in ("auto", ""):
+    if option in ("auto", ""):
         return TlsChoice("off" if is_loopback(host) else "own")
-    if wish in ("on", "off"):
-        return TlsChoice("own" if wish == "on" else "off")
-    certificate, colon, key = wish.rpartition(":")
+    if option in ("on", "off"):
+        return TlsChoice("own" if option == "on" else "off")
+    certificate, colon, key = option.rpartition(":")
     if not colon:
         raise ConfigError(
             "the option --tls is not valid",
-            given=f"--tls {wish}",
+            given=f"--tls {option}",
             expected="auto, on, off, or CERTIFICATE:KEY (two PEM files)",
         )
     for path in (Path(certificate), Path(key)):

@@ -1,4 +1,4 @@
-"""How the hub ends a WebSocket: the codes, and the error that it tells before."""
+"""How the hub ends a WebSocket: the codes, and the error that it sends before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012
 
 
 async def refuse(send: Send, id: int, error: AtollError) -> None:
-    """Tell an error, as the answer to request `id` (0: none), and close with its code."""
+    """Send an error, as the answer to request `id` (0: none), and close with its code."""
     if isinstance(error, FrameTooLarge):
         code = TOO_LARGE
     elif isinstance(error, PolicyBroken | HubError | VersionMismatch):

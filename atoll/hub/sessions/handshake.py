@@ -94,13 +94,13 @@ class ClockOffset:
         self._before: float | None = None
         self._began = 0.0
 
-    def note(self, theirs: float, heard: float) -> None:
-        """Add a heartbeat sent at wall time `theirs` (0: unknown), heard at monotonic `heard`."""
+    def note(self, theirs: float, received: float) -> None:
+        """Add a heartbeat sent at wall time `theirs` (0: unknown), `received` at monotonic time."""
         if not 0.0 < theirs < 1e12:
             return
-        if heard - self._began >= WINDOW_S:
-            self._before, self._best, self._began = self._best, None, heard
-        seen = theirs - heard
+        if received - self._began >= WINDOW_S:
+            self._before, self._best, self._began = self._best, None, received
+        seen = theirs - received
         self._best = seen if self._best is None else max(self._best, seen)
 
     def skew_s(self, *, wall: float, monotonic: float, latency_s: float = 0.0) -> float | None:

@@ -33,16 +33,16 @@ class RejectionCounts:
         """Report a rejected request, unless the sender is not at fault."""
         if not isinstance(error, GroupError | AuthError) or error.what in QUIET:
             return
-        now, asked = self._clock.monotonic(), type(body).__name__
-        key = (session.address, asked, error.what)
+        now, kind = self._clock.monotonic(), type(body).__name__
+        key = (session.address, kind, error.what)
         if now - self._reported.get(key, -REPEAT_S) < REPEAT_S:
             return
         if len(self._reported) >= MAX_KEPT:
             self._reported.clear()
         self._reported[key] = now
         who = session.member or session.address
-        text = f"{asked} of {who} is refused: {error.message()}"
-        fields = {"message": asked, **error.to_dict()}
+        text = f"{kind} of {who} is refused: {error.message()}"
+        fields = {"message": kind, **error.to_dict()}
         await self._events.add(session.job, "refused", text, member=who, fields=fields)
 
 

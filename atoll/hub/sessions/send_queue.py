@@ -82,12 +82,12 @@ class SendQueue:
 
     def take_relayed(self, match: Callable[[RelayFrame], bool] | None = None) -> list[RelayFrame]:
         """Remove and return the queued relayed frames that `match` (None: all)."""
-        taken = [frame for frame in self._relayed if match is None or match(frame)]
-        if taken:
-            gone = set(map(id, taken))
+        removed = [frame for frame in self._relayed if match is None or match(frame)]
+        if removed:
+            gone = set(map(id, removed))
             self._relayed = deque(p for p in self._relayed if id(p) not in gone)
-            self.relay_bytes -= sum(len(frame.raw) for frame in taken)
-        return taken
+            self.relay_bytes -= sum(len(frame.raw) for frame in removed)
+        return removed
 
     def drop_transient(self) -> None:
         """Drop frames that only the last connection could use."""

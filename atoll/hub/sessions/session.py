@@ -82,7 +82,7 @@ class Session:
     identity: Identity
     info: NodeInfo | None
     send_queue: SendQueue
-    last_heard: float
+    last_seen: float
     """Monotonic time of the last frame."""
     generation: int = 0
     """Number of its connection; grows with every connection to the hub."""
@@ -250,7 +250,7 @@ class Sessions:
                 send_queue=SendQueue(
                     on_written=lambda frame: self.relay.frame_written(address, frame)
                 ),
-                last_heard=self._clock.monotonic(),
+                last_seen=self._clock.monotonic(),
                 meter=RequestMeter(self.frames_per_s),
             )
             self._sessions[address] = session
@@ -259,7 +259,7 @@ class Sessions:
         session.generation = self._generation
         session.window_bytes = self.relay.window_for(len(self._sessions))
         session.info = hello.info or session.info
-        session.last_heard = self._clock.monotonic()
+        session.last_seen = self._clock.monotonic()
         session.connected = True
         return session, resumed
 
@@ -321,7 +321,7 @@ class Sessions:
                         "a frame is too large", expected=f"at most {MAX_FRAME_BYTES} bytes"
                     )
                 return
-            session.last_heard = clock.monotonic()
+            session.last_seen = clock.monotonic()
             data = message.get("bytes")
             if data is None:
                 raise WireError("unexpected text message", expected="binary messages only")
@@ -338,7 +338,7 @@ class Sessions:
                 cost = cost_of(envelope.body, len(data))
                 if listener is not None:
                     listener.received(session, envelope)
-            pause_s = session.meter.took(session.last_heard, cost)
+            pause_s = session.meter.took(session.last_seen, cost)
             if pause_s := max(pause_s, self.pause_of(session.identity, cost)):
                 await asyncio.sleep(pause_s)  # of this session's own connection only
 
@@ -359,7 +359,7 @@ class Sessions:
             return  # this process was held up; what came in meanwhile is read first
         for session in self.all():
             if session.connected:
-                if now - session.last_heard > self._dead_after_s:
+                if now - session.last_seen > self._dead_after_s:
                     logger.warning("%s has been silent for too long", session.address)
                     session.hang_up(SILENT, "no message for too long")
                     self._end(session)

@@ -219,8 +219,8 @@ def protocol_factory(
     # Event loops that read synchronously into the buffer can share one over all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
-    def make(**given: Any) -> asyncio.BaseProtocol:
-        http = HttpProtocol(**given, limiter=limiter)
+    def make(**options: Any) -> asyncio.BaseProtocol:
+        http = HttpProtocol(**options, limiter=limiter)
         if context is None:
             return http
         return TlsProtocol(http, context(), limiter=limiter, buffer=shared)

@@ -150,7 +150,7 @@ def _take(
     work = target / f"{_UNFINISHED}{secrets.token_hex(4)}"
     work.mkdir(mode=0o700)
     try:
-        taken = clock.wall()
+        copied_at = clock.wall()
         copying = _Copying(work, before)
         copying.database(data / DATABASE)
         copying.file(data / SECRETS, f"data/{SECRETS}", private=True)
@@ -165,14 +165,14 @@ def _take(
             copying.job(jobs / job, f"jobs/{job}")
         listing = Listing(
             id=secrets.token_hex(8),
-            taken=taken,
+            taken=copied_at,
             version=__version__,
             address=place.address if place else "",
             files=copying.entries,
         )
         write_synced(work / LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1))
         sync_folders(work)
-        path = _put_in_place(work, target, taken)
+        path = _put_in_place(work, target, copied_at)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -331,9 +331,9 @@ def _blobs_in(database: Path) -> list[str]:
         return blobs_held_in(connection)
 
 
-def _put_in_place(work: Path, target: Path, taken: float) -> Path:
+def _put_in_place(work: Path, target: Path, copied_at: float) -> Path:
     """Rename a finished backup to its time, with a suffix if that name is taken."""
-    base = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(taken))
+    base = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(copied_at))
     path, number = target / base, 2
     while path.exists():
         path, number = target / f"{base}-{number}", number + 1

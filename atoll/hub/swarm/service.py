@@ -155,8 +155,8 @@ class SwarmService:
         if place.neighbours and (place.stage, place.step) not in runtime.rebuilt:
             runtime.rebuilt.add((place.stage, place.step))
             text = (
-                f"nobody has stage {place.stage} of step {place.step} any more: it becomes the mean"
-                " of the stages beside it"
+                f"no member has stage {place.stage} of step {place.step} any more: it becomes the"
+                " mean of the stages beside it"
             )
             await self._events.add(job, "alarm:stage-rebuilt", text, member=member)
         donors = [*place.donors, *(name for near in place.neighbours for name in near)]
@@ -167,7 +167,7 @@ class SwarmService:
         return msgspec.structs.replace(place, serves=serves, round=round_)
 
     async def _go_back(self, runtime: SwarmRuntime) -> None:
-        """Nobody has the state of a stage: all go on from the newest checkpoint, or the start."""
+        """No member has a stage's state: all go on from the newest checkpoint, or the start."""
         async with runtime.going_back:
             newest = await self._checkpoints.newest(runtime.job)
             ledger, now = runtime.ledger, self._clock.monotonic()
@@ -212,7 +212,7 @@ class SwarmService:
         """A saver could not save."""
         runtime = self._runtime(job)
         runtime.ledger.saves.failed(member, body.step)
-        runtime.ledger.table += 1  # so that everyone who watches hears of the next saver
+        runtime.ledger.table += 1  # so that each member that watches learns the next saver
         await self._after(runtime)
 
     async def saved(self, job: str, step: int) -> None:
@@ -227,7 +227,7 @@ class SwarmService:
     async def watch(self, job: str, member: str, body: SwarmWatch) -> SwarmNews:
         """Return what a member does not know yet, as soon as there is anything."""
         runtime = self._runtime(job)
-        runtime.ledger.recent.heard(member, body, self._clock.monotonic())
+        runtime.ledger.recent.reported(member, body, self._clock.monotonic())
 
         def look() -> SwarmNews | None:
             return runtime.ledger.news(member, body, self._clock.monotonic())
@@ -314,7 +314,7 @@ class SwarmService:
             await self._after(runtime)
 
     async def _after(self, runtime: SwarmRuntime) -> None:
-        """Store evaluations, and tell everyone who waits, and people about moves and pauses."""
+        """Store evaluations, notify all waiting requests, and people of moves and pauses."""
         await self._store(runtime)
         runtime.wake()
         moves, runtime.ledger.moved = runtime.ledger.moved, []

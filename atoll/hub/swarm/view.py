@@ -171,8 +171,8 @@ def _why_paused(ledger: Ledger, names: Mapping[str, str]) -> str:
     """Return which stages wait for a machine, and which for a member that recovers their state."""
     coming = {stage: [m for m in ledger.members.values() if m.stage == stage]
               for stage in ledger.empty()}  # fmt: skip
-    nobody = [stage for stage, members in coming.items() if not members]
-    texts = [why_paused(nobody, ledger.settings.needs_bytes)]
+    vacant = [stage for stage, members in coming.items() if not members]
+    texts = [why_paused(vacant, ledger.settings.needs_bytes)]
     for stage, members in coming.items():
         who = ", ".join(names.get(m.holder.member, m.holder.member) for m in members)
         texts.append(f"stage {stage} waits for its state, which {who} recovers" if who else "")

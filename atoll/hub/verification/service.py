@@ -98,7 +98,7 @@ class VerificationService:
         """Keep the commitments of an attempt's members until its verdict."""
         plan = effect.plan
         if not plan.verified or not any(join.commitment for join in effect.joins.values()):
-            return  # a round in which nobody contributes work, e.g. the first one
+            return  # a round in which no member contributes work, e.g. the first one
         members = {}
         for name, join in effect.joins.items():
             if name not in plan.members:
@@ -114,7 +114,7 @@ class VerificationService:
             runtime.attempts.popitem(last=False)
 
     def received(self, job: str, body: Received) -> None:
-        """The reducer has told what it got."""
+        """The reducer has reported what it got."""
         runtime = self._runtimes.get(job)
         attempt = runtime.attempts.get(body.epoch) if runtime is not None else None
         if attempt is not None:
@@ -173,7 +173,7 @@ class VerificationService:
         """Take the state after so many steps, from the member that is to hand it over.
 
         Raises:
-            HubError: nobody waits for it from this member.
+            HubError: no challenge waits for it from this member.
             WireError: its digest is not the one that it has to have.
             StorageFull: the disk is full.
         """
@@ -199,7 +199,7 @@ class VerificationService:
         """Return the file of a state that a member needs for its task.
 
         Raises:
-            HubError: this member has no task that needs it, or nobody has handed it over.
+            HubError: this member has no task that needs it, or it was not handed over.
         """
         runtime = self._running(job)
         challenge = runtime.ledger.open.get(number) if runtime is not None else None
@@ -208,7 +208,7 @@ class VerificationService:
             raise HubError("this member has no task that needs a state", given=member)
         path = self._files.path(job, _name(number, position))
         if not path.is_file():
-            raise HubError("nobody has handed this state over", given=f"after {position} steps")
+            raise HubError("this state was not handed over", given=f"after {position} steps")
         return path
 
     def _expected(
@@ -290,7 +290,7 @@ class VerificationService:
     async def _after(
         self, runtime: _Runtime, notices: list[Notice], lines: list[bytes] | None = None
     ) -> None:
-        """Write what has changed, then tell people, and evict."""
+        """Write what has changed, then inform people, and evict."""
         job, ledger = runtime.job, runtime.ledger
         for one in reversed(ledger.book.settled):
             if one.at:

@@ -194,7 +194,7 @@ class SwarmMember:
             takes = served.trained.runner.takes
             served.driving.leased([one for one in answer.leases if takes(one.step, one.index)])
         elif isinstance(question, SwarmDone):
-            served.driving.driver.taken(question.lease)
+            served.driving.driver.answered(question.lease)
 
     def _tend(self) -> None:
         """Ask what has to be asked now, and look at the driver's time limits."""

@@ -42,7 +42,7 @@ class SimulatedSession:
 
     def __init__(
         self, *, address: str, incarnation: str, identity: Identity, info: Any, send_queue: Any,
-        last_heard: float, **more: Any,
+        last_seen: float, **more: Any,
     ) -> None:  # fmt: skip
         self.address, self.incarnation, self.identity = address, incarnation, identity
         self.info, self.send_queue = info, send_queue
@@ -56,7 +56,7 @@ class SimulatedSession:
         self.hang_up: Any = lambda code, reason: None
         self.connection: Connection | None = None
         self.queued: list[tuple[Any, int]] = []
-        self._heard = last_heard
+        self._heard = last_seen
         vars(self).update(more)
 
     @property
@@ -68,14 +68,14 @@ class SimulatedSession:
         return self.address.partition("/")[2]
 
     @property
-    def last_heard(self) -> float:
+    def last_seen(self) -> float:
         """Beats are not simulated one by one: a client that acts has been heard lately."""
         if self.connection is not None and self.connected:
             self._heard = max(self._heard, self.connection.heard_of_client())
         return self._heard
 
-    @last_heard.setter
-    def last_heard(self, when: float) -> None:
+    @last_seen.setter
+    def last_seen(self, when: float) -> None:
         self._heard = when
 
     def notify(self, body: Message) -> None:
@@ -209,7 +209,7 @@ class HubLife(Process):
 
     def _gone(self, session: SimulatedSession, connection: Connection) -> None:
         if session.generation == connection.number and session.connection is connection:
-            session.last_heard = session.last_heard  # what was known while it was connected
+            session.last_seen = session.last_seen  # what was known while it was connected
             session.connected = False
             session.gone_since = self.scheduler.now
             session.hang_up = lambda code, reason: None

@@ -112,7 +112,7 @@ def fail(ledger: Ledger, *, now: float) -> None:
     (lease,) = ledger.want("w00", SwarmWant(driver.epoch, 1), now).leases
     holders: list[Holder] = [driver, ledger.members["w11"].holder]
     failures = [SwarmFailure("w10", "the member is not connected", 2.0)]
-    ledger.recent.heard("w00", SwarmWatch(driver.epoch, 0, failures=failures), now)
+    ledger.recent.reported("w00", SwarmWatch(driver.epoch, 0, failures=failures), now)
     body = SwarmDone(0, lease.index, lease.lease, [0, 1], holders)
     ledger.done(body, now)
     ledger.done(body, now)  # its answer was lost: it counts once
@@ -138,9 +138,9 @@ def test_stage_whose_only_member_fails_is_named_with_the_reason() -> None:
     failure = SwarmFailure("w10", "CUDA error: an illegal memory access", 2.0)
     for number in range(2):
         watch = SwarmWatch(driver.epoch, 0, failures=[failure])
-        ledger.recent.heard("w00", watch, 10.0 * number)
+        ledger.recent.reported("w00", watch, 10.0 * number)
     assert not played("stage-fails", ledger, now=20.0).opened
-    ledger.recent.heard("w00", SwarmWatch(driver.epoch, 0, failures=[failure]), 20.0)
+    ledger.recent.reported("w00", SwarmWatch(driver.epoch, 0, failures=[failure]), 20.0)
     found = played("stage-fails", ledger, now=21.0).only().finding
     assert found.cause == (
         "no microbatch comes through stage 1: lap10, its only member, failed 3 times since "
@@ -159,6 +159,6 @@ def test_stage_with_a_member_that_works_does_not_fail() -> None:
     ledger = ledger_with([4.0], [4.0, 4.0])
     driver = ledger.members["w00"].holder
     failures = [SwarmFailure("w10", "broken", 2.0)] * 3
-    ledger.recent.heard("w00", SwarmWatch(driver.epoch, 0, failures=failures), 1.0)
+    ledger.recent.reported("w00", SwarmWatch(driver.epoch, 0, failures=failures), 1.0)
     assert not played("stage-fails", ledger, now=2.0).opened
     assert played("member-banned", ledger, now=2.0).opened

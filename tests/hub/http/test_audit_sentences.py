@@ -25,7 +25,7 @@ def row(role: str, name: str, action: str, target: str, outcome: str = "200") ->
         (row("viewer", "eve", "stop", "POST /api/jobs/gpt-1/stop", "403"),
          "viewer eve tried to stop gpt-1: refused, not allowed"),
         (row("", "", "session", "lap9", "unknown token"),
-         "somebody at 10.0.0.7 tried to connect as lap9: unknown token"),
+         "someone at 10.0.0.7 tried to connect as lap9: unknown token"),
     ],
 )  # fmt: skip
 def test_a_row_of_the_audit_log_is_a_sentence(given: dict[str, str], text: str) -> None:

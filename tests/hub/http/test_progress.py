@@ -143,7 +143,7 @@ def test_final_values_outlive_the_hub_and_a_last_point_without(tmp_path: Path) -
 
 
 def shown(node: Node, *, connected: bool = True, running: tuple[str, ...] = ()) -> str:
-    session: Any = SimpleNamespace(last_heard=0.0, stats={}) if connected else None
+    session: Any = SimpleNamespace(last_seen=0.0, stats={}) if connected else None
     view = describe_node(node, session, 1.0, running=list(running), measured=[], traffic=Bytes())
     return str(view["shown"])
 

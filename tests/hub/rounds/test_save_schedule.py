@@ -10,7 +10,7 @@ def test_first_checkpoint_comes_sooner_than_the_others() -> None:
     schedule = SaveSchedule(300.0, now=1000.0)
     assert not schedule.due(1000.0 + FIRST_S - 1)
     assert schedule.due(1000.0 + FIRST_S)
-    schedule.asked(1060.0)
+    schedule.requested(1060.0)
     assert not schedule.due(1060.0)
     schedule.completed(1061.0)
     assert not schedule.due(1359.0)
@@ -19,7 +19,7 @@ def test_first_checkpoint_comes_sooner_than_the_others() -> None:
 
 def test_slow_checkpoints_take_at_most_a_tenth_of_the_time() -> None:
     schedule = SaveSchedule(10.0, now=0.0)
-    schedule.asked(10.0)
+    schedule.requested(10.0)
     schedule.completed(30.0)
     assert not schedule.due(30.0 + REST * 20.0 - 1)
     assert schedule.due(30.0 + REST * 20.0)
@@ -28,7 +28,7 @@ def test_slow_checkpoints_take_at_most_a_tenth_of_the_time() -> None:
 def test_unfinished_checkpoints_are_asked_for_less_often() -> None:
     schedule, now, gaps = SaveSchedule(600.0, now=0.0), 60.0, []
     for _ in range(5):
-        schedule.asked(now)
+        schedule.requested(now)
         began = now
         while not schedule.due(now):
             now += 60.0

@@ -1,4 +1,4 @@
-"""Who gets which place: nothing is given twice, nobody is overtaken for ever, order rules."""
+"""Who gets which place: nothing is given twice, no job is overtaken for ever, order rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def places(draw: st.DrawFn) -> list[Capacity]:
             memory_gb=draw(st.integers(1, 8)),
             connected=draw(st.booleans()) or draw(st.booleans()),
             draining=draw(st.sampled_from(["", "", "", "old"])),
-            taken=Usage(processes=draw(st.integers(0, 2)), cores=draw(st.integers(0, 2))),
+            used=Usage(processes=draw(st.integers(0, 2)), cores=draw(st.integers(0, 2))),
         )
         for name in draw(st.sets(st.sampled_from(NAMES), min_size=1))
     ]
@@ -74,16 +74,16 @@ def test_no_node_is_ever_over_committed(asked: list[Demand], there: list[Capacit
     made = assign(asked, there)
     before = {p.node: p for p in there}
     for node, now in after(asked, there, made).items():
-        added = now.taken.processes - before[node].taken.processes
+        added = now.used.processes - before[node].used.processes
         if not added:
             continue
         assert now.connected
         assert not now.draining
-        assert now.taken.processes <= now.info.slots
+        assert now.used.processes <= now.info.slots
         given_here = [a for a in asked for n in made.granted.get(a.key, []) if n == node]
         if any(a.want.needs.cores for a in given_here):
-            assert now.taken.cores <= now.info.cores + 1e-6
-        assert now.taken.memory_bytes <= now.info.memory_bytes + 1
+            assert now.used.cores <= now.info.cores + 1e-6
+        assert now.used.memory_bytes <= now.info.memory_bytes + 1
         assert all(not a.want.on or node in a.want.on for a in given_here)
 
 
@@ -115,8 +115,8 @@ def test_nobody_takes_what_a_waiting_job_before_it_could_use(
         if sum(empty.values()) < first.least:
             continue  # it can never start here: it holds up nobody
         for later in ordered[index + 1 :]:
-            taken = set(made.granted.get(later.key, []))
-            assert not taken & {node for node, count in empty.items() if count}
+            used = set(made.granted.get(later.key, []))
+            assert not used & {node for node, count in empty.items() if count}
 
 
 @SLOW
@@ -149,9 +149,9 @@ def test_large_job_starts_though_small_ones_never_cease_to_come(seed: int) -> No
     waiting = [ask("large", least=4, most=4, number=0)]
     for now in range(60):
         running = {job: (node, end) for job, (node, end) in running.items() if end > now}
-        taken = Counter(node for node, _ in running.values())
+        used = Counter(node for node, _ in running.values())
         waiting += [ask(f"s{now}-{i}", number=1 + 4 * now + i) for i in range(4)]
-        made = assign(waiting, [replace(p, taken=Usage(processes=taken[p.node])) for p in there])
+        made = assign(waiting, [replace(p, used=Usage(processes=used[p.node])) for p in there])
         if ("large", WHOLE) in made.granted:
             assert now <= 6
             return

@@ -82,10 +82,10 @@ INFO = NodeInfo(
             "lacks the label near",
         ),
         (ResourceRequest(needs=NeedsTable(labels=["fast"])), {}, "lacks the label fast"),
-        (ResourceRequest(), {"taken": Usage(processes=4)}, "busy"),
+        (ResourceRequest(), {"used": Usage(processes=4)}, "busy"),
         (
             ResourceRequest(needs=NeedsTable(cores=3)),
-            {"taken": Usage(cores=6.0)},
+            {"used": Usage(cores=6.0)},
             "3 cores wanted, 2 free",
         ),
         (
@@ -95,7 +95,7 @@ INFO = NodeInfo(
         ),
         (
             ResourceRequest(needs=NeedsTable(memory_gb=8)),
-            {"taken": Usage(memory_bytes=12.9 * GB)},
+            {"used": Usage(memory_bytes=12.9 * GB)},
             "8 GB memory wanted, 3.1 GB free",
         ),
         (ResourceRequest(needs=NeedsTable(disk_gb=60)), {}, "60 GB disk wanted, 50 GB free"),
@@ -120,12 +120,12 @@ INFO = NodeInfo(
         (ResourceRequest(needs=NeedsTable(gpu="any")), {"offer": Offer(device="cuda:1")}, ""),
         (
             ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"offer": Offer(device="cuda:1"), "taken": Usage(gpus=1)},
+            {"offer": Offer(device="cuda:1"), "used": Usage(gpus=1)},
             "all its accelerators are in use",
         ),
         (
             ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"taken": Usage(gpus=1)},
+            {"used": Usage(gpus=1)},
             "all its accelerators are in use",
         ),
         (
@@ -151,7 +151,7 @@ INFO = NodeInfo(
         ),
         (
             ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
-            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "taken": Usage(bandwidth_bps=1.5e7)},
+            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "used": Usage(bandwidth_bps=1.5e7)},
             "10 Mbit/s wanted, 5 free",
         ),
         (
@@ -172,7 +172,7 @@ def test_misfit_says_what_is_missing(
 
 
 def test_lower_priority_learns_who_a_node_is_kept_for() -> None:
-    there = [place("n0", slots=1), place("n1", slots=1, taken=Usage(processes=1))]
+    there = [place("n0", slots=1), place("n1", slots=1, used=Usage(processes=1))]
     low, high = ask("low"), ask("high", least=2, most=2, priority=1, number=1)
     made = assign([low, high], there)
     assert not made.granted
@@ -188,16 +188,16 @@ def test_only_the_reasons_that_matter_are_told() -> None:
         "needs 1 node, 0 are free (m00, m01 and 6 more: takes no jobs)"
     )
     gone = [place(f"gone{i}", connected=False) for i in range(9)]
-    taken = [place(f"n{i}", slots=i + 1, taken=Usage(processes=i + 1)) for i in range(2)]
+    full = [place(f"n{i}", slots=i + 1, used=Usage(processes=i + 1)) for i in range(2)]
     drained = [place(f"n{i + 2}", draining=f"reason {i}") for i in range(2)]
-    assert str(assign([ask("j")], gone + taken + drained).short["j"]) == (
+    assert str(assign([ask("j")], gone + full + drained).short["j"]) == (
         "needs 1 node, 0 are free (n0, n1: busy; n2: is draining: reason 0; "
         "n3: is draining: reason 1; and 9 more)"
     )
 
 
 def test_job_that_no_machine_can_ever_run_says_so() -> None:
-    busy = place("n0", slots=1, memory_gb=25.3, taken=Usage(processes=1))
+    busy = place("n0", slots=1, memory_gb=25.3, used=Usage(processes=1))
     away = place("n1", memory_gb=8, connected=False)
     made = assign([ask("large", memory_gb=400)], [busy, away])
     assert str(made.short["large"]) == (
@@ -216,6 +216,6 @@ def test_job_that_no_machine_can_ever_run_says_so() -> None:
 
 
 def test_what_a_busy_machine_will_never_have_comes_first() -> None:
-    busy = place("n0", slots=1, memory_gb=8, taken=Usage(processes=1))
+    busy = place("n0", slots=1, memory_gb=8, used=Usage(processes=1))
     want = ResourceRequest(needs=NeedsTable(memory_gb=400))
     assert mismatch(want, busy) == "n0: 400 GB memory wanted, it has 8 GB"

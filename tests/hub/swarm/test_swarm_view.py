@@ -48,7 +48,7 @@ def test_view_shows_members_their_shares_and_the_progress() -> None:
     for number, other in enumerate([fast, slow, fast, fast]):
         through(ledger, [first, other], 10.0 + number, queues={"w1": 2.0})
     watch = SwarmWatch(first.epoch, 0, failures=failures, direct_bytes=30, relayed_bytes=10)
-    ledger.recent.heard("w0", watch, 13.0)
+    ledger.recent.reported("w0", watch, 13.0)
     ledger.announce("w3", SwarmAnnounce(), 13.0)  # takes over the state of the slowest stage
     view = view_of_swarm(ledger, 14.0, nodes={"w0": "attic", "w1": "lap", "w2": "lap"})
     assert [stage.counted for stage in view.stages] == [4, 4]
@@ -128,7 +128,7 @@ def test_ways_are_those_of_the_last_minute_and_of_this_process() -> None:
     recent = Ledger(SwarmSettings(1, 1)).recent
 
     def told(now: float, direct: int, relayed: int) -> float | None:
-        recent.heard("w0", SwarmWatch(1, 0, direct_bytes=direct, relayed_bytes=relayed), now)
+        recent.reported("w0", SwarmWatch(1, 0, direct_bytes=direct, relayed_bytes=relayed), now)
         return recent.direct("w0")
 
     assert recent.direct("w0") is None
