@@ -31,7 +31,7 @@ on_loss = "{on_loss}"
 
 
 class Cluster:
-    """Agents of one place each, by name, and what they were asked to launch."""
+    """Agents of one place each, by name, and what they were to launch."""
 
     def __init__(self, hub: HubServer, *names: str) -> None:
         self._hub = hub

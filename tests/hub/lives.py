@@ -1,4 +1,4 @@
-"""Lives of a hub that end at a chosen instant: `python -m tests.hub.lives`, asked over a pipe.
+"""Lives of a hub that end at a chosen instant: `python -m tests.hub.lives`, requested over a pipe.
 
 Every life is a real process, forked from one that has imported everything, and the end is a real
 `kill -9`. Instants are counted: before and after each commit of the database, and before and after
@@ -101,24 +101,24 @@ def say(line: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Fork one life after the other, as asked on standard input."""
+    """Fork one life after the other, as requested on standard input."""
     from atoll.hub import server  # noqa: F401  (imported before the forks)
 
     for line in sys.stdin:
-        wish = json.loads(line)
-        status = _life(**wish)
+        request = json.loads(line)
+        status = _life(**request)
         while os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            status = _life(**{**wish, "kill_at": 0})
+            status = _life(**{**request, "kill_at": 0})
         say({"ended": status})
 
 
-def _life(**wish: Any) -> int:
+def _life(**request: Any) -> int:
     """Be the parent of one life; return how it ended."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            live(**wish)
+            live(**request)
             code = 0
         finally:
             os._exit(code)
@@ -158,11 +158,11 @@ class Lives:
                 pipe.close()
 
     def begin(self, folder: Path, *, port: int, kill_at: int) -> dict[str, Any]:
-        """Begin a life; return what it tells when it is ready, or the one after it."""
+        """Begin a life; return what it reports when it is ready, or the one after it."""
         self.killed = ""
         assert self._process.stdin is not None
-        wish = {"folder": str(folder), "port": port, "kill_at": kill_at}
-        self._process.stdin.write(json.dumps(wish) + "\n")
+        request = {"folder": str(folder), "port": port, "kill_at": kill_at}
+        self._process.stdin.write(json.dumps(request) + "\n")
         while "ready" not in (line := self._next()):
             continue
         self._pid = int(line["ready"])

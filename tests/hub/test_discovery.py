@@ -1,4 +1,4 @@
-"""What a hub tells its neighbours, and that it needs no package for living without."""
+"""What a hub announces to its neighbours, and that it needs no package for living without."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ HERE = MdnsRegistration(
 
 
 def test_nothing_that_is_told_lets_anybody_in() -> None:
-    told = HERE.properties()
-    assert set(told) == {"name", "prefix", "tls", "fingerprint", "version"}
-    assert (told["tls"], told["prefix"], told["version"]) == ("1", "/atoll", __version__)
+    properties = HERE.properties()
+    assert set(properties) == {"name", "prefix", "tls", "fingerprint", "version"}
+    assert (properties["tls"], properties["prefix"], properties["version"]) == (
+        "1",
+        "/atoll",
+        __version__,
+    )
 
 
 def test_wildcard_hub_announces_dialable_addresses() -> None:

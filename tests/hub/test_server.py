@@ -134,8 +134,8 @@ def test_advertised_host_is_in_the_ticket(tmp_path: Path) -> None:
 
 
 def test_port_taken_is_said_with_a_remedy(tmp_path: Path) -> None:
-    with bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(PortTaken, match="--port"):
             bind("127.0.0.1", port)
         with program(tmp_path, "--port", str(port)) as hub:
@@ -146,8 +146,10 @@ def test_port_taken_is_said_with_a_remedy(tmp_path: Path) -> None:
 
 
 def test_port_taken_is_raised_in_process(tmp_path: Path) -> None:
-    with bind("127.0.0.1", 0) as taken:
-        options = HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", port=taken.getsockname()[1])
+    with bind("127.0.0.1", 0) as listener:
+        options = HubOptions(
+            data=tmp_path / "d", jobs=tmp_path / "j", port=listener.getsockname()[1]
+        )
         with pytest.raises(PortTaken), HubServer(options):
             pass
 

@@ -43,7 +43,7 @@ class Group:
     now: float = 0.0
     processes: dict[str, Process] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
-    told: dict[int, list[RoundVote]] = field(default_factory=dict)
+    votes_sent: dict[int, list[RoundVote]] = field(default_factory=dict)
     checkpoint: tuple[int, str, dict[int, int]] = (0, "start", {})
     counted: dict[int, int] = field(default_factory=dict)
     """How much of each slot is in the present history."""
@@ -105,7 +105,7 @@ class Group:
         assert len(slots) == len(set(slots)), "a slot has two holders"
         if verdict.committed:
             self.tally(verdict)
-            votes = self.told.get(verdict.epoch, [])
+            votes = self.votes_sent.get(verdict.epoch, [])
             agreed = [v for v in votes if v.ok and v.digest == verdict.digest]
             assert agreed
             assert all(v.contributors == verdict.contributors for v in agreed)
@@ -126,7 +126,7 @@ class Group:
             self.counted[slot] = end.cursor["offset"]
 
     def hear(self, process: Process, member: str, verdict: Verdict) -> None:
-        """A member hears the verdict on the attempt that it voted on."""
+        """A member gets the verdict on the attempt that it voted on."""
         vote = process.vote
         assert vote is not None
         process.doing = "training"
@@ -184,7 +184,7 @@ class Group:
             process.doing = "lost-touch"
 
     def mend(self, member: str) -> None:
-        """A process that was taken for lost is back, and asks again what it had asked."""
+        """A process that was taken for lost is back, and asks again what it had requested."""
         self.processes[member] = process = self.cut_off.pop(member)
         self.machine.back(member)
         if process.doing == "voting":
@@ -259,7 +259,7 @@ class Group:
         if known is not None:
             self.hear(process, member, known)
             return
-        self.told.setdefault(vote.epoch, []).append(vote)
+        self.votes_sent.setdefault(vote.epoch, []).append(vote)
         try:
             self.take(self.machine.vote(member, vote, self.now))
         except GroupError:

@@ -11,9 +11,9 @@ MEMBERS = st.sampled_from([f"w{n}" for n in range(6)])
 
 
 @given(st.lists(st.tuples(MEMBERS, st.sampled_from(["a", "b", "c", ""]))), MEMBERS)
-def test_the_majority_is_that_of_all_others(told: list[tuple[str, str]], asker: str) -> None:
+def test_the_majority_is_that_of_all_others(reports: list[tuple[str, str]], asker: str) -> None:
     bases, plain = Bases(), {}
-    for member, digest in told:
+    for member, digest in reports:
         if digest:
             bases.put(member, digest)
             plain[member] = digest

@@ -1,4 +1,4 @@
-"""Stretches of the data: nobody holds two, none has two holders, the least read go first."""
+"""Stretches of the data: no member holds two, none has two holders, the least read go first."""
 
 from __future__ import annotations
 

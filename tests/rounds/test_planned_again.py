@@ -19,14 +19,14 @@ def test_a_collective_comes_with_direct_plans(preference: str, expected: str) ->
 
 def test_an_interval_comes_with_all_later_verdicts() -> None:
     machine = rounds_of(3)
-    told = []
+    intervals = []
     for number in range(3):
         if number == 1:
             machine.commit_log.every = 50
         base = "b" if number == 0 else "d"
         verdict = commit_all(machine, join_all(machine, MEMBERS, 10.0 * number, base), 1.0)
-        told.append(verdict.every)
-    assert told == [0, 50, 50]
+        intervals.append(verdict.every)
+    assert intervals == [0, 50, 50]
 
 
 @pytest.mark.parametrize(

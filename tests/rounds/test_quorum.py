@@ -93,13 +93,13 @@ def test_a_quorum_is_refused_where_members_meet_every_step() -> None:
 
 
 def looks_at_members(count: int) -> int:
-    """Return how often a round of `count` members asks for somebody's deadline."""
-    asked = 0
+    """Return how often a round of `count` members asks for a member's deadline."""
+    calls = 0
 
     class Counting(RoundMachine):
         def deadline_of(self, member: str) -> float | None:
-            nonlocal asked
-            asked += 1
+            nonlocal calls
+            calls += 1
             return super().deadline_of(member)
 
     machine = Counting("j", nodes_wanted=count, preference="relay", reducer_ready=True)
@@ -108,7 +108,7 @@ def looks_at_members(count: int) -> int:
         machine.expect(name)
         machine.register(name, dial=[])
     commit_all(machine, join_all(machine, names, 0.0), 1.0)
-    return asked
+    return calls
 
 
 def test_a_join_looks_at_few_members_however_many_there_are() -> None:

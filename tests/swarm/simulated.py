@@ -231,7 +231,7 @@ def check_counts(world: World) -> None:
     """Assert that every microbatch counted exactly once in every stage of every complete step."""
     settings = world.settings
     every = list(range(settings.microbatches))
-    # Without rounds a member applies the last step only when it hears of it.
+    # Without rounds a member applies the last step only when it learns of it.
     for step in range(world.ledger.step - (0 if settings.agrees else 1)):
         for stage in range(settings.stages):
             applied = world.applied.get((stage, step), {})

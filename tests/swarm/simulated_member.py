@@ -79,7 +79,7 @@ class SimMember:
     waiting: int = 0
     history: int = 0
     ledger: int = 0
-    asked: int = 0
+    requests: int = 0
     watches: int = 0
     wants: int = 0
     computed: int = 0
@@ -97,9 +97,9 @@ class SimMember:
     # ---------------------------------------------------------------- standing with the hub
 
     def _announce(self) -> None:
-        """Announce until answered; news asked for before count no more."""
-        self.asked += 1
-        asked, world = self.asked, self.world
+        """Announce until answered; news requested before count no more."""
+        self.requests += 1
+        requests, world = self.requests, self.world
         body = SwarmAnnounce(
             epoch=self.me.epoch,
             stage=self.stage,
@@ -113,12 +113,12 @@ class SimMember:
         )
 
         def answer(place: SwarmPlace) -> None:
-            if self.alive and asked == self.asked:
-                self.asked += 1
+            if self.alive and requests == self.requests:
+                self.requests += 1
                 self._placed(place)
 
         def again() -> None:
-            if self.alive and asked == self.asked:
+            if self.alive and requests == self.requests:
                 self._announce()
 
         world.ask(lambda: world.announce(self.name, body), answer)
@@ -134,8 +134,8 @@ class SimMember:
             self._announce()
             return
         if place.stage < 0:
-            asked = self.asked
-            world.after(RETRY_S, lambda: self._announce() if asked == self.asked else None)
+            requests = self.requests
+            world.after(RETRY_S, lambda: self._announce() if requests == self.requests else None)
             return
         if place.ready:
             self.known = self.known_ahead = self.table = self.closing = 0
@@ -152,10 +152,10 @@ class SimMember:
             self._watch()
             self._want()
             return
-        asked = self.asked
+        requests = self.requests
 
         def recovered() -> None:
-            if not self.alive or asked != self.asked:
+            if not self.alive or requests != self.requests:
                 return
             donors = [world.members[d] for d in place.donors if world.members[d].alive]
             donors = [d for d in donors if d.stage == place.stage and d.step >= 0]
@@ -173,12 +173,12 @@ class SimMember:
         self.busy_until, self.waiting = self.world.now, 0
 
     def _watch(self) -> None:
-        asked, world, me = self.asked, self.world, self.me
+        requests, world, me = self.requests, self.world, self.me
         self.watches += 1
         number = self.watches
 
         def current() -> bool:
-            return self.alive and asked == self.asked and number == self.watches
+            return self.alive and requests == self.requests and number == self.watches
 
         body = SwarmWatch(
             me.epoch, self.step, self.known, self.known_ahead, self.closing, self.table
@@ -257,14 +257,14 @@ class SimMember:
         if copy.step != self.step:
             return
         number = self.copies.keep(copy)
-        world, asked = self.world, self.asked
+        world, requests = self.world, self.requests
         body = SwarmKept(self.me.epoch, copy.of, copy.step, number, copy.shares)
 
         def answered(answer: SwarmKeeps) -> None:
             self.copies.kept(number, used=answer.used)
 
         def again() -> None:
-            if self.alive and asked == self.asked and self.copies.asks(number):
+            if self.alive and requests == self.requests and self.copies.asks(number):
                 world.ask(lambda: SwarmKeeps(world.ledger.kept(self.name, body)), answered)
                 world.after(RETRY_S, again)
 
@@ -296,14 +296,14 @@ class SimMember:
     # ------------------------------------------------------------------------------- driving
 
     def _want(self) -> None:
-        driver, world, me, asked = self.driver, self.world, self.me, self.asked
+        driver, world, me, requests = self.driver, self.world, self.me, self.requests
         if driver is None:
             return
         self.wants += 1
         number = self.wants
 
         def current() -> bool:
-            return self.alive and asked == self.asked and number == self.wants
+            return self.alive and requests == self.requests and number == self.wants
 
         room = self.room - len(driver.holding)
         body = SwarmWant(me.epoch, room, driver.holding)
@@ -313,7 +313,7 @@ class SimMember:
             return answer.leases or None
 
         def answer(leases: Any) -> None:
-            if self.alive and asked == self.asked and self.driver is driver:
+            if self.alive and requests == self.requests and self.driver is driver:
                 for lease in leases:
                     if lease.step >= self.step:
                         self._act(driver.leased(lease, world.now))

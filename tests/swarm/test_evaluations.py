@@ -24,7 +24,7 @@ def evaluated_ledger(*members: str, settings: SwarmSettings = JOB) -> Ledger:
 
 
 def tell(ledger: Ledger, member: str) -> None:
-    """A member that has its stage tells how many microbatches an evaluation has."""
+    """A member that has its stage announces how many microbatches an evaluation has."""
     known = ledger.members[member]
     body = SwarmAnnounce(
         known.holder.epoch, known.stage, ledger.step, history=ledger.history,

@@ -17,7 +17,9 @@ def restarted(old: Ledger, *members: str) -> Ledger:
     return Ledger(old.settings, first_number=NEW, expected=members, rebuild_until=20.0)
 
 
-def told(old: Ledger, member: str, *, folded: list[Share], agreed: bool = False) -> SwarmAnnounce:
+def announcement(
+    old: Ledger, member: str, *, folded: list[Share], agreed: bool = False
+) -> SwarmAnnounce:
     known = old.members[member]
     return SwarmAnnounce(
         epoch=known.holder.epoch, stage=known.stage, step=old.step, folded=folded, agreed=agreed,
@@ -28,13 +30,13 @@ def told(old: Ledger, member: str, *, folded: list[Share], agreed: bool = False)
 def test_a_new_ledger_believes_only_what_was_said_to_itself() -> None:
     old = ledger_of("w0", "w1")
     first, _, _ = want(old)
-    late = msgspec.structs.replace(told(old, "w0", folded=[]), ledger=old.first_number)
+    late = msgspec.structs.replace(announcement(old, "w0", folded=[]), ledger=old.first_number)
     done(old, first, "w0", "w1")
     new = restarted(old, "w0", "w1")
     place = new.announce("w0", late, 1.0)
     assert (place.epoch, place.stage, place.keep) == (late.epoch, -1, True)
     assert (place.ledger, new.members) == (NEW, {})
-    assert new.announce("w0", told(old, "w0", folded=shares(old, "w0")), 1.0).ready
+    assert new.announce("w0", announcement(old, "w0", folded=shares(old, "w0")), 1.0).ready
     assert lacking(new.counts, range(3))[0] == [1]
 
 
@@ -45,9 +47,9 @@ def test_a_new_ledger_takes_over_what_members_folded() -> None:
     done(old, second, "w0", "w1")
     new = restarted(old, "w0", "w1")
     both, one = shares(old, "w0"), shares(old, "w1")[:1]
-    assert new.announce("w0", told(old, "w0", folded=both), 1.0).keep
+    assert new.announce("w0", announcement(old, "w0", folded=both), 1.0).keep
     assert want(new) == []
-    assert new.announce("w1", told(old, "w1", folded=one), 2.0).keep
+    assert new.announce("w1", announcement(old, "w1", folded=one), 2.0).keep
     assert holder(new, "w1") == holder(old, "w1")
     assert [(lease.index, lease.stages) for lease in want(new)] == [(1, [1]), (2, [0, 1])]
 
@@ -55,16 +57,16 @@ def test_a_new_ledger_takes_over_what_members_folded() -> None:
 def test_a_new_ledger_believes_only_one_of_two_claims() -> None:
     old = ledger_of("w0", "w1", "w2", "w3")
     new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w1", told(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
-    place = new.announce("w3", told(old, "w3", folded=[Share(0, 9, "w3")]), 1.0)
+    assert new.announce("w1", announcement(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
+    place = new.announce("w3", announcement(old, "w3", folded=[Share(0, 9, "w3")]), 1.0)
     assert (place.keep, place.ready) == (False, True)
 
 
 def test_with_the_last_mean_only_unfolded_work_is_lost() -> None:
     old = ledger_of("w0", "w1", "w2", "w3")
     new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w1", told(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
-    assert new.announce("w3", told(old, "w3", folded=[], agreed=True), 1.0).keep
+    assert new.announce("w1", announcement(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
+    assert new.announce("w3", announcement(old, "w3", folded=[], agreed=True), 1.0).keep
     assert 1 not in lacking(new.counts, range(3))[0]
     new.lost("w3", 2.0)
     assert lacking(new.counts, range(3)) == {0: [0], 1: [0, 1], 2: [0, 1]}
@@ -73,8 +75,8 @@ def test_with_the_last_mean_only_unfolded_work_is_lost() -> None:
 def test_a_new_ledger_goes_to_the_latest_step() -> None:
     old = ledger_of("w0", "w1", "w2", "w3")
     new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w2", told(old, "w2", folded=[Share(1, 2, "w2")]), 1.0).keep
-    assert new.announce("w0", told(old, "w0", folded=[], agreed=True), 1.0).keep
+    assert new.announce("w2", announcement(old, "w2", folded=[Share(1, 2, "w2")]), 1.0).keep
+    assert new.announce("w0", announcement(old, "w0", folded=[], agreed=True), 1.0).keep
     later = SwarmAnnounce(epoch=old.members["w1"].holder.epoch, stage=1, step=1, ledger=NEW)
     assert new.announce("w1", later, 1.0).keep
     assert new.step == 1
@@ -90,7 +92,7 @@ def test_members_that_do_not_return_end_the_rebuilding() -> None:
     old = ledger_of("w0", "w1", "w2")
     new = restarted(old, "w0", "w1", "w2")
     for member in ("w0", "w1"):
-        new.announce(member, told(old, member, folded=[]), 1.0)
+        new.announce(member, announcement(old, member, folded=[]), 1.0)
     assert want(new) == []
     new.lost("w2", 2.0)
     assert len(want(new)) == 3
@@ -99,6 +101,6 @@ def test_members_that_do_not_return_end_the_rebuilding() -> None:
 def test_a_new_ledger_ends_where_the_old_one_wanted_to() -> None:
     old = ledger_of("w0", "w1", "w2", "w3")
     new = restarted(old, "w0", "w1")
-    told_last = msgspec.structs.replace(told(old, "w0", folded=[]), last=5)
-    assert new.announce("w0", told_last, 1.0).keep
+    announced_last = msgspec.structs.replace(announcement(old, "w0", folded=[]), last=5)
+    assert new.announce("w0", announced_last, 1.0).keep
     assert (new.saves.last, new.saves.stopping) == (5, True)

@@ -31,8 +31,8 @@ def test_one_member_of_each_stage_saves_the_same_step() -> None:
     step_on(ledger)
     assert news(ledger, "w0", step=0).savers == []
     step_on(ledger)
-    told = [news(ledger, member, step=1).savers for member in ("w0", "w1", "w2", "w3")]
-    assert told == [["w0", "w1"]] * 4
+    savers = [news(ledger, member, step=1).savers for member in ("w0", "w1", "w2", "w3")]
+    assert savers == [["w0", "w1"]] * 4
     ledger.saves.complete(2, 0)
     assert news(ledger, "w0", step=1).savers == []
 
@@ -60,7 +60,7 @@ def test_a_saver_that_fails_is_replaced_once() -> None:
     assert saves.savers(4, STAGES) == ["b", "c"]
     saves.failed("c", 4)
     assert saves.savers(4, STAGES) == []
-    assert saves.over(4), "nobody can save the last step"
+    assert saves.over(4), "no member can save the last step"
 
 
 def test_the_job_is_over_when_its_last_step_is_saved() -> None:
@@ -80,7 +80,7 @@ def test_a_lost_stage_takes_all_back_to_the_checkpoint() -> None:
         step_on(ledger)
     ledger.saves.complete(2, 0)
     ledger.lost("w1", 1.0)
-    assert ledger.bereft(1.0) == -1, "nobody waits for the stage yet"
+    assert ledger.bereft(1.0) == -1, "no member waits for the stage yet"
     place = ledger.announce("w2", SwarmAnnounce(), 1.0)
     assert (place.stage, place.ready) == (-1, False)
     assert ledger.bereft(1.0) == 1
@@ -153,7 +153,7 @@ def test_an_outer_stage_is_never_rebuilt_from_neighbours() -> None:
 
 
 def test_members_that_meet_seldom_end_after_one_more_step() -> None:
-    """Those that are in the round before the present step cannot have heard of a stop."""
+    """Those that are in the round before the present step cannot know of a stop."""
     ledger = ledger_of("w0", "w1", job=SwarmSettings(2, 3, steps=4, agrees=False))
     ledger.stop()
     assert (ledger.saves.last, ledger.last) == (1, False)

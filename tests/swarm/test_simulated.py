@@ -94,8 +94,8 @@ def test_members_of_a_stage_take_work_by_their_speed() -> None:
     assert (fast.stage, slow.stage) == (1, 1)
     before = fast.computed, slow.computed
     world.run_to_step(12, limit_s=900)
-    taken = fast.computed - before[0], slow.computed - before[1]
-    assert taken[1] / sum(taken) == pytest.approx(0.25, abs=0.01)
+    computed = fast.computed - before[0], slow.computed - before[1]
+    assert computed[1] / sum(computed) == pytest.approx(0.25, abs=0.01)
 
 
 faults = st.lists(

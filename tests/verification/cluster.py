@@ -82,5 +82,5 @@ class Cluster:
                 now += 1000.0
         self.round += 1
 
-    def told(self, kind: str) -> list[str]:
+    def members_with(self, kind: str) -> list[str]:
         return [notice.member for notice in self.notices if notice.kind == kind]

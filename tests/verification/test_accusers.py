@@ -22,7 +22,7 @@ def test_false_accuser_is_evicted_and_its_victims_are_not(seed: int) -> None:
     for _ in range(20):
         cluster.play()
     assert cluster.ledger.book.evicted() == {"w6"}
-    assert set(cluster.told("strike")) == {"w6"}
+    assert set(cluster.members_with("strike")) == {"w6"}
     assert cluster.ledger.book.of("w6").accused_falsely == STRIKES
     text = next(one.text for one in cluster.notices if one.kind == "strike")
     assert "it accused w" in text
@@ -33,7 +33,7 @@ def test_judge_that_two_others_contradict_is_struck() -> None:
     judged = []
     for seed in range(10):
         cluster = Cluster(share=1.0, seed=seed)
-        for name in ("w2", "w3"):  # w3 finds what w2 says, whoever computes it
+        for name in ("w2", "w3"):  # w3 finds what w2 says, no matter which member computes it
             party = cluster.parties[name]
             party.wrong_from, party.friends, party.accuses = 3, "together", name == "w3"
         cluster.play()
@@ -56,15 +56,15 @@ def test_evicted_accuser_whose_own_round_is_settled_at_once() -> None:
     of_another.checker = accuser
     of_another.settle(Result.ACCUSED_FALSELY, accuser, "it lied")
     own.settle(Result.PASSED, "", "")
-    told = [(one.kind, one.member) for one in ledger.tick([], 0.0)]
-    assert told == [("strike", accuser), ("evicted", accuser)]
+    notices = [(one.kind, one.member) for one in ledger.tick([], 0.0)]
+    assert notices == [("strike", accuser), ("evicted", accuser)]
     assert own.number not in ledger.open
 
 
 def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
     cluster = Cluster(first_rounds=1)
     cluster.parties["w6"].accuses = True
-    while not cluster.told("strike"):
+    while not cluster.members_with("strike"):
         cluster.play()
     cluster.parties["w6"].accuses = False
     assert cluster.draw.distrusted == {"w6"}
@@ -74,7 +74,7 @@ def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
     assert cluster.draw.distrusted == frozenset()
     trials = [one for one in cluster.ledger.book.settled if one.why == "trial"]
     assert [(one.checker, one.result) for one in trials] == [("w6", "passed")] * CLEAR
-    # What it says on trial counts for nobody but itself.
+    # What it says on trial counts for no one but itself.
     passed = sum(one.passed for one in cluster.ledger.book.members.values())
     assert passed == len(cluster.ledger.book.settled) - CLEAR
 
@@ -82,7 +82,7 @@ def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
 def test_trial_goes_on_after_a_restart_of_the_hub() -> None:
     cluster = Cluster(first_rounds=1)
     cluster.parties["w6"].accuses = True
-    while not cluster.told("strike"):
+    while not cluster.members_with("strike"):
         cluster.play()
     known = msgspec.json.decode(
         msgspec.json.encode(cluster.ledger.record()), type=VerificationRecord

@@ -1,4 +1,4 @@
-"""A challenge ends with the strike of the party that lied, whoever it is and wherever it lied."""
+"""A challenge ends with the strike of the party that lied, no matter which and where."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_false_accuser_is_struck_by_the_judge(steps: int, data: st.DataObject) -
 
 @given(steps=st.integers(2, 60), data=st.data())
 def test_no_honest_party_is_ever_struck(steps: int, data: st.DataObject) -> None:
-    """Up to two of five lie, at any steps, or fall silent; whoever is struck is one of them."""
+    """Up to two of five lie, at any steps, or fall silent; a struck one is one of them."""
     parties = honest("w0", "w1", "w2", "w3", "w4")
     liars = data.draw(st.lists(st.sampled_from(parties), max_size=2, unique_by=id))
     for liar in liars:
@@ -154,7 +154,7 @@ def test_accusation_that_is_not_defended_is_judged(steps: int, data: st.DataObje
 
 @pytest.mark.parametrize("usable", [0, 1])
 def test_made_up_optimizer_state_is_no_way_out(usable: int) -> None:
-    """Nobody can compute steps with it, so no digest could ever differ."""
+    """No member can compute steps with it, so no digest could ever differ."""
     member, *others = honest("w0", "w1", "w2", "w3", "w4")
     for one in others[usable:]:
         one.finds_unusable = True
@@ -162,7 +162,7 @@ def test_made_up_optimizer_state_is_no_way_out(usable: int) -> None:
     assert found.checkers == ["w4", "w3", "w2"]
     assert (found.result, found.guilty) == (Result.FAILED, "w0")
     found = settle(challenge(member, 8), [member, *others])
-    # One that can tells the truth: the others lied, and only that nobody checks it is known.
+    # One that can tells the truth: the others lied, and only that no one checks it is known.
     assert found.result == (Result.PASSED if usable else Result.FAILED)
     # Two of three do not convict: a machine may fail by itself.
     others[0].finds_unusable, others[0].answers = False, False
@@ -172,7 +172,7 @@ def test_made_up_optimizer_state_is_no_way_out(usable: int) -> None:
 def test_without_anybody_to_ask_nobody_is_struck() -> None:
     member = Party("w0", wrong_from=2)
     assert settle(challenge(member, 8), [member]).result == Result.UNCHECKED
-    # A checker disagrees, but nobody is there to judge.
+    # A checker disagrees, but no member is there to judge.
     found = settle(challenge(member, 8), [member, Party("w1")])
     assert (found.result, found.guilty) == (Result.UNDECIDED, "")
 

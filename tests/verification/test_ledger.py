@@ -36,9 +36,9 @@ def test_cheats_are_evicted_within_20_rounds(seed: int) -> None:
     for _ in range(20):
         cluster.play()
     assert cluster.ledger.book.evicted() == {"w2", "w5"}
-    assert set(cluster.told("strike")) == {"w2", "w5"}
-    assert cluster.told("strike").count("w2") == STRIKES
-    assert sorted(cluster.told("evicted")) == ["w2", "w5"]
+    assert set(cluster.members_with("strike")) == {"w2", "w5"}
+    assert cluster.members_with("strike").count("w2") == STRIKES
+    assert sorted(cluster.members_with("evicted")) == ["w2", "w5"]
 
 
 def test_odd_newcomers_are_checked_at_once_and_need_no_budget() -> None:
@@ -74,7 +74,7 @@ def test_member_with_a_strike_is_checked_until_it_passed_some() -> None:
     cluster = Cluster(first_rounds=1)
     cluster.parties["w3"].wrong_from = 1
     cluster.play()
-    assert cluster.told("strike") == ["w3"]
+    assert cluster.members_with("strike") == ["w3"]
     cluster.parties["w3"].wrong_from = 1_000
     for _ in range(CLEAR + 3):
         cluster.play()
@@ -107,7 +107,7 @@ def test_commitment_that_contradicts_the_hub_is_a_strike(
     known = cluster.commitments()["w4"]
     wrong = replace(known, commitment=None) if change is None else changed(known, **change)
     cluster.play({"w4": wrong})
-    assert cluster.told("strike") == ["w4"]
+    assert cluster.members_with("strike") == ["w4"]
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(cluster.notices[0].text)
 
@@ -126,7 +126,7 @@ def test_members_that_compute_otherwise_are_not_compared() -> None:
     for _ in range(2):
         members = cluster.commitments()
         cluster.play({n: changed(members[n], arithmetic="avx512") for n in ("w0", "w1")})
-    assert cluster.told("unchecked") == ["w0", "w1"]  # told once
+    assert cluster.members_with("unchecked") == ["w0", "w1"]  # reported once
     for one in cluster.ledger.book.settled:
         assert one.result == "passed"
         assert not {one.member, one.checker} & {"w0", "w1"}
@@ -192,7 +192,7 @@ def test_challenges_that_a_hub_restart_cut_off_are_made_again() -> None:
     cluster.play()
     assert {one.why for one in cluster.ledger.book.settled} == {"again"}
     assert len(cluster.ledger.book.settled) == len(NAMES)
-    assert cluster.told("strike") == ["w3"]
+    assert cluster.members_with("strike") == ["w3"]
 
 
 def test_slow_helper_that_says_so_is_waited_for_and_not_for_ever() -> None:
@@ -256,7 +256,7 @@ def test_round_that_a_restarted_hub_did_not_see_is_no_strike() -> None:
     # But from then on it sees every round.
     cluster.openings["w2"] = "made up"
     cluster.play()
-    assert cluster.told("strike") == ["w2"]
+    assert cluster.members_with("strike") == ["w2"]
 
 
 def test_member_that_left_a_round_out_has_to_begin_anew() -> None:
@@ -268,7 +268,7 @@ def test_member_that_left_a_round_out_has_to_begin_anew() -> None:
     cluster.openings = {name: own(known).closing for name, known in members.items()}
     cluster.openings["w5"], cluster.round = own(kept).closing, 2
     cluster.play()
-    assert cluster.told("strike") == ["w5"]
+    assert cluster.members_with("strike") == ["w5"]
 
 
 def test_third_strike_evicts() -> None:

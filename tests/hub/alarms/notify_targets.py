@@ -24,9 +24,9 @@ WAIT_S = PATIENCE_S
 def alarm(
     id_: int = 1, *, ended: float | None = None, silenced: bool = False, **more: Any
 ) -> Alarm:
-    told = {"kind": "straggler", "cause": "lap3 is slow", "remedy": "atoll drain lap3",
+    fields = {"kind": "straggler", "cause": "lap3 is slow", "remedy": "atoll drain lap3",
             "severity": "warning", "job": "j1", "node": "lap3"}  # fmt: skip
-    return Alarm(id_, Finding(**(told | more)), 1.0, 2.0, ended, silenced)
+    return Alarm(id_, Finding(**(fields | more)), 1.0, 2.0, ended, silenced)
 
 
 def message(*alarms: Alarm) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def message(*alarms: Alarm) -> dict[str, Any]:
     return {"hub": "http://hub", "time": 3.0, "alarms": views, "left_out": 0}
 
 
-# ---------------------------------------------------------------------------- who is told
+# ------------------------------------------------------------------------ who is notified
 
 
 @dataclass
 class Web:
-    """A web server that answers as told and keeps what came."""
+    """A web server that answers as configured and keeps what came."""
 
     url: str = ""
     statuses: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ def web() -> Iterator[Web]:
 
 
 @dataclass
-class Told:
+class StoredEvents:
     """Stands in for the events of a hub."""
 
     texts: list[str] = field(default_factory=list)
@@ -89,10 +89,10 @@ def run_hooks(
     hooks: list[NotifyTarget],
     work: Callable[[Notifier], Awaitable[None]],
     sender: Callable[[NotifyTarget, Mapping[str, Any]], Awaitable[None]] = send,
-) -> Told:
-    """Run hooks beside some work; return what was told as events."""
-    told = Told()
-    events: Any = told
+) -> StoredEvents:
+    """Run hooks beside some work; return the events that were stored."""
+    stored = StoredEvents()
+    events: Any = stored
 
     async def body() -> None:
         made = Notifier(
@@ -105,7 +105,7 @@ def run_hooks(
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(body())
-    return told
+    return stored
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -83,8 +83,8 @@ def job(
         )
         for m in members
     }  # fmt: skip
-    told = {"job": "j1", "state": "running", "members": known, "rounds": rounds}
-    return JobFacts(**(told | changes))
+    fields = {"job": "j1", "state": "running", "members": known, "rounds": rounds}
+    return JobFacts(**(fields | changes))
 
 
 def facts(*jobs: JobFacts, now: float = START, nodes: Sequence[NodeFacts] = ()) -> Facts:

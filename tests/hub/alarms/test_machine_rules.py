@@ -150,10 +150,10 @@ def test_a_minute_says_nothing_about_an_hour() -> None:
 def test_skew_is_found_through_delays_of_messages(skew_s: float, delays: list[float]) -> None:
     offset, wall_minus_monotonic = ClockOffset(), 1.7e9
     for number, delay_s in enumerate([*delays, 0.02]):
-        heard = 100.0 + 2.0 * number
-        sent = heard - delay_s + wall_minus_monotonic + skew_s
-        offset.note(sent, heard)
-    found = offset.skew_s(wall=heard + wall_minus_monotonic, monotonic=heard, latency_s=0.02)
+        received = 100.0 + 2.0 * number
+        sent = received - delay_s + wall_minus_monotonic + skew_s
+        offset.note(sent, received)
+    found = offset.skew_s(wall=received + wall_minus_monotonic, monotonic=received, latency_s=0.02)
     assert found == pytest.approx(skew_s, abs=0.01)
 
 

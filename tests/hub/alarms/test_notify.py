@@ -1,4 +1,4 @@
-"""Hooks: who is told of which alarm, how often, and what a storm or a failure does."""
+"""Hooks: who is notified of which alarm, how often, and what a storm or a failure does."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_hooks_choose_by_severity_kind_and_job() -> None:
 def test_a_storm_sends_few_messages_with_everything_in_them() -> None:
     sent: list[Mapping[str, Any]] = []
 
-    async def note(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
-        sent.append(told)
+    async def note(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
+        sent.append(message)
 
     async def storm(hooks: Notifier) -> None:
         for number in range(300):
             await hooks.tell(alarm(number))
             await asyncio.sleep(0.001)
-        await until(lambda: sum(len(told["alarms"]) for told in sent) == 300)
+        await until(lambda: sum(len(message["alarms"]) for message in sent) == 300)
 
     run_hooks([Webhook(url="http://x", pause_s=0.4)], storm, note)
     assert 2 <= len(sent) <= 4
@@ -52,8 +52,8 @@ def test_a_storm_sends_few_messages_with_everything_in_them() -> None:
 def test_excess_notifications_are_counted_newest_kept() -> None:
     sent: list[Mapping[str, Any]] = []
 
-    async def note(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
-        sent.append(told)
+    async def note(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
+        sent.append(message)
 
     async def flood(hooks: Notifier) -> None:
         for number in range(MOST_WAITING + 5):
@@ -63,14 +63,14 @@ def test_excess_notifications_are_counted_newest_kept() -> None:
 
     run_hooks([Webhook(url="http://x")], flood, note)
     assert sent[0]["left_out"] == 6
-    assert len(sent[0]["alarms"]) == MOST_WAITING - 1, "an alarm that ended meanwhile is told once"
+    assert len(sent[0]["alarms"]) == MOST_WAITING - 1, "an alarm that ended meanwhile is sent once"
     assert sent[0]["alarms"][-1]["ended"] == 9.0
 
 
 def test_failing_hook_retries_then_becomes_an_event() -> None:
     tried: list[str] = []
 
-    async def fail(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
+    async def fail(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
         tried.append(hook.name)
         if isinstance(hook, Webhook):
             raise HubError("no", given="status 503")
@@ -80,11 +80,11 @@ def test_failing_hook_retries_then_becomes_an_event() -> None:
         await until(lambda: len(tried) == 4)
         await asyncio.sleep(0.05)
 
-    told = run_hooks(
+    stored = run_hooks(
         [Webhook(url="http://u:p@x/secret", attempts=3), Command(argv=("b",))], work, fail
     )
     assert sorted(tried) == ["command b", "webhook x", "webhook x", "webhook x"]
-    (text,) = told.texts
+    (text,) = stored.texts
     assert "webhook x: 1 alarms were not sent after 3 attempts" in text
     assert "secret" not in text
 
@@ -92,7 +92,7 @@ def test_failing_hook_retries_then_becomes_an_event() -> None:
 def test_what_is_refused_for_good_is_not_tried_again() -> None:
     tried: list[int] = []
 
-    async def refuse(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
+    async def refuse(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
         tried.append(1)
         raise PermanentFailure("status 404")
 
@@ -167,5 +167,5 @@ def test_a_hub_tells_its_hooks_of_an_alarm(tmp_path: Path, web: Web) -> None:
         while not web.came:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    (told,) = json.loads(web.came[0][1])["alarms"]
-    assert (told["kind"], told["node"]) == ("version-mismatch", "old-laptop")
+    (sent,) = json.loads(web.came[0][1])["alarms"]
+    assert (sent["kind"], sent["node"]) == ("version-mismatch", "old-laptop")

@@ -175,8 +175,8 @@ def test_many_machines_that_are_wrong_at_once_are_all_told(hub: HubServer) -> No
 
     wait_for(lambda: set(named(ask(hub, "/api/alarms"))) == names)
     assert len(named(ask(hub, "/api/alarms?all=1"))) == len(names)
-    told = [e["text"] for e in ask(hub, "/api/events")["events"] if e["kind"] == "alarm"]
+    texts = [e["text"] for e in ask(hub, "/api/events")["events"] if e["kind"] == "alarm"]
     for name in names:
-        assert sum(f"{name} " in text for text in told) == 1, (name, sorted(told))
+        assert sum(f"{name} " in text for text in texts) == 1, (name, sorted(texts))
     for peer in peers:
         peer.close()

@@ -34,7 +34,7 @@ from atoll.wire.states import JobState
 from tests.hub.durable import SPEC, with_stores
 
 
-class Nobody:
+class EmptyHub:
     """The living half of a hub where nothing lives."""
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class Nobody:
         return {}
 
 
-def context_of(stores: Stores, live: Nobody | None = None) -> Context:
-    return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, lambda: "atoll://h:1/s")
+def context_of(stores: Stores, live: EmptyHub | None = None) -> Context:
+    return Context(stores, live or EmptyHub(), VirtualClock(), "0", 0.0, lambda: "atoll://h:1/s")
 
 
 OPERATOR = Identity("operator", "operator")
@@ -138,11 +138,11 @@ def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
         async def gone() -> dict[str, Any]:
             return {"type": "http.disconnect"}
 
-        async def taken(message: Any) -> None:
+        async def send(message: Any) -> None:
             assert streams.open == 1
 
         response = await streams.answer(request(), context_of(stores))
-        await response({"type": "http"}, gone, taken)
+        await response({"type": "http"}, gone, send)
         assert streams.open == 0
 
     with_stores(tmp_path, test)
@@ -209,8 +209,8 @@ def test_a_job_deleted_while_it_is_read_is_told_so(
 @pytest.mark.usefixtures("worthless")
 def test_a_job_deleted_before_its_stream_begins_is_told_so(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        asked = request(query="job=gone-20260101-120000")
-        response = await EventStreams().answer(asked, context_of(stores))
+        query = request(query="job=gone-20260101-120000")
+        response = await EventStreams().answer(query, context_of(stores))
         tick, _ = await tick_of(response._feed)  # type: ignore[attr-defined]
         assert tick["deleted"] == "gone-20260101-120000"
 
@@ -251,7 +251,7 @@ def row(node: str, **more: Any) -> dict[str, Any]:
 
 def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        live = Nobody()
+        live = EmptyHub()
         live.rows = [row("a"), row("b", stats={"cpu_percent": 1.0})]
         context = context_of(stores, live)
         snapshots = SnapshotSource(context)
@@ -273,7 +273,7 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
         assert tick["full"] is True
         assert [one["node"] for one in tick["nodes"]] == ["b", "c"]
         assert live.looks == looks + 1, "all pages share one look"
-        tick, _ = await tick_of(late)  # asked again within the same tick
+        tick, _ = await tick_of(late)  # requested again within the same tick
         assert (tick["full"], "nodes" in tick) == (False, False)
 
     with_stores(tmp_path, test)
@@ -281,7 +281,7 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
 
 def test_a_page_that_goes_to_a_job_does_not_get_all_again(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        live = Nobody()
+        live = EmptyHub()
         live.rows = [row("a")]
         context, streams = context_of(stores, live), EventStreams()
         first = await first_tick(streams, request(), context)
@@ -293,14 +293,14 @@ def test_a_page_that_goes_to_a_job_does_not_get_all_again(tmp_path: Path) -> Non
     with_stores(tmp_path, test)
 
 
-async def first_tick(streams: EventStreams, asked: Request, context: Context) -> dict[str, Any]:
+async def first_tick(streams: EventStreams, query: Request, context: Context) -> dict[str, Any]:
     """Return the first tick of a stream; the client goes after it."""
-    body = await first_body(streams, asked, context)
+    body = await first_body(streams, query, context)
     found: dict[str, Any] = json.loads(body.partition(b"data: ")[2])
     return found
 
 
-async def first_body(streams: EventStreams, asked: Request, context: Context) -> bytes:
+async def first_body(streams: EventStreams, query: Request, context: Context) -> bytes:
     sent, bodies = asyncio.Event(), list[bytes]()
 
     async def gone_after_one() -> dict[str, Any]:
@@ -312,7 +312,7 @@ async def first_body(streams: EventStreams, asked: Request, context: Context) ->
             bodies.append(message["body"])
             sent.set()
 
-    await (await streams.answer(asked, context))({"type": "http"}, gone_after_one, take)
+    await (await streams.answer(query, context))({"type": "http"}, gone_after_one, take)
     return bodies[0]
 
 
@@ -322,7 +322,7 @@ def test_ticks_are_compressed_and_the_ticket_apart(
     monkeypatch.setattr(stream_module, "rss_bytes", lambda: 10**8)  # lengths are compared
 
     async def test(stores: Stores) -> None:
-        live = Nobody()
+        live = EmptyHub()
         live.rows = [row(f"node-{number}", said="atoll://h:1/s") for number in range(100)]
         context, streams = context_of(stores, live), EventStreams()
         plain = await first_body(streams, request(), context)
@@ -342,7 +342,7 @@ def test_ticks_are_compressed_and_the_ticket_apart(
 
 def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        live = Nobody()
+        live = EmptyHub()
         live.rows = [row("a")]
         context = context_of(stores, live)
         snapshots = SnapshotSource(context)

@@ -67,9 +67,9 @@ def test_a_ticket_lets_a_machine_in_and_its_token_does_not_rule(hub: HubServer) 
         error = error_of(stranger.post("/api/join", json={"secret": "no", "name": "n2"}), 401)
         assert (error["kind"], "remedy" in error) == ("AuthError", True)
     with client_with(hub, answer.json()["token"]) as node:
-        told = node.get("/api/hub").json()
-        assert told["role"] == "node"
-        assert "ticket" not in told
+        view = node.get("/api/hub").json()
+        assert view["role"] == "node"
+        assert "ticket" not in view
         for method, path in (("GET", "/api/jobs"), ("POST", "/api/jobs"), ("POST", "/api/tickets")):
             assert error_of(node.request(method, path), 403)["kind"] == "AuthError"
         error_of(node.get("/api/stream"), 403)

@@ -1,4 +1,4 @@
-"""Jobs over REST: batches, keys, bounds, and what a view tells of placing and failing."""
+"""Jobs over REST: batches, keys, bounds, and what a view shows of placing and failing."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_view_of_a_failed_job_tells_where_how_and_its_last_lines(
     assert (view["state"], view["exit_code"], view["places"]) == ("failed", 3, ["lap1"])
     assert (view["failed_member"], view["failed_node"]) == ("w0", "lap1")
     assert view["last_lines"] == lines[-20:]
-    told = {"member": "w0", "node": "lap1", "exit_code": 3, "last_lines": lines[-20:]}
-    assert view["error"] == error | told
+    fields = {"member": "w0", "node": "lap1", "exit_code": 3, "last_lines": lines[-20:]}
+    assert view["error"] == error | fields
 
 
 def test_long_poll_returns_next_event_or_times_out(hub: HubServer, client: HubClient) -> None:
@@ -86,7 +86,7 @@ def test_long_poll_returns_next_event_or_times_out(hub: HubServer, client: HubCl
     last = client.events(job)["last"]
     assert client.events(job, after=last, wait_s=0.05) == {"last": last, "events": []}
     with ThreadPoolExecutor(1) as thread, HubClient(hub.url, hub.operator_token) as other:
-        asked = thread.submit(lambda: other.events(job, after=last, wait_s=50.0))
+        pending = thread.submit(lambda: other.events(job, after=last, wait_s=50.0))
         client.stop(job, grace_s=0.0)
-        kinds = [event["kind"] for event in asked.result(timeout=PATIENCE_S)["events"]]
+        kinds = [event["kind"] for event in pending.result(timeout=PATIENCE_S)["events"]]
     assert kinds[0] in ("stopping", "stopped")

@@ -42,7 +42,7 @@ def planner_of(hub: HubServer) -> Planner:
 
 
 def machine(hub: HubServer, client: httpx.Client, name: str) -> Peer:
-    """Let a machine join that has told its figures."""
+    """Let a machine join that has reported its figures."""
     body = {"secret": hub.ticket.rpartition("/")[2], "name": name}
     token = client.post("/api/join", json=body).json()["token"]
     info = NodeInfo(
@@ -60,7 +60,7 @@ def test_a_plan_is_made_once_for_the_machines_that_are_there(
     job = submit(client)
     error = error_of(client.get(f"/api/jobs/{job}/plan"), 400)
     assert error["what"] == "no machine is online at this hub"
-    with machine(hub, client, "desk"), machine(hub, client, "attic"):
+    with machine(hub, client, "study"), machine(hub, client, "attic"):
         deadline = time.monotonic() + PATIENCE_S
         while [row["state"] for row in client.get("/api/nodes").json()] != ["online"] * 2:
             assert time.monotonic() < deadline
@@ -81,7 +81,7 @@ def test_a_plan_is_made_once_for_the_machines_that_are_there(
 def test_what_cannot_be_planned_is_said(hub: HubServer, client: httpx.Client) -> None:
     wrong = client.post("/api/plan", json={"spec": "[train]\nstep = 3\n"})
     assert error_of(wrong, 400)["remedy"] == "did you mean 'steps'?"
-    error_of(client.get("/api/jobs/nobody/plan"), 404)
+    error_of(client.get("/api/jobs/missing/plan"), 404)
     assert hub.hub is not None
     planner_of(hub)._torch = False
     error = error_of(client.post("/api/plan", json={"spec": '[job]\nname = "a"\n'}), 409)

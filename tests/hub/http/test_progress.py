@@ -60,8 +60,8 @@ def test_the_time_left_follows_the_newest_steps() -> None:
     job = running()
     note_time(job, 10.0)
     latest = {"w0": points((10.0, 0), (20.0, 20)), "w1": points((10.0, 0), (20.0, 10))}
-    told = progress_of(job, latest, swarm=None, now=20.0)
-    assert (told["step"], told["fraction"], told["left_s"]) == (20, 0.2, 40.0)
+    progress = progress_of(job, latest, swarm=None, now=20.0)
+    assert (progress["step"], progress["fraction"], progress["left_s"]) == (20, 0.2, 40.0)
     latest["w0"].recent.append((30.0, 15))  # it went back to a checkpoint
     latest["w0"].recent.append((40.0, 35))
     latest["w0"].step = 35
@@ -80,8 +80,13 @@ def test_without_new_points_the_average_tells_the_time_left() -> None:
 def test_a_script_without_a_total_has_no_share_done_and_no_end() -> None:
     job = running('[job]\nscript = "train.py"')
     note_time(job, 10.0)
-    told = progress_of(job, {"w0": points((10.0, 0), (20.0, 77))}, swarm=None, now=20.0)
-    assert (told["step"], told["steps"], told["fraction"], told["left_s"]) == (77, 0, 0.0, None)
+    progress = progress_of(job, {"w0": points((10.0, 0), (20.0, 77))}, swarm=None, now=20.0)
+    assert (progress["step"], progress["steps"], progress["fraction"], progress["left_s"]) == (
+        77,
+        0,
+        0.0,
+        None,
+    )
 
 
 def point(step: int, **values: float) -> Point:

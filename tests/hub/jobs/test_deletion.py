@@ -92,7 +92,7 @@ def test_deleted_job_leaves_only_event_and_audit_line(
         gone = client.delete_job(job)
         assert gone["finished"]
         assert gone["file_bytes"] == size["file_bytes"]
-        # What its node tells of it later troubles nobody, and brings nothing back.
+        # What its node reports of it later is no error, and brings nothing back.
         agent.request(LogLines(job, "w0", 2, ["late"]))
         agent.request(ProcessState(job, "w0", ProcessPhase.EXITED, exit_code=0, attempt=1))
     assert http.get(f"/api/jobs/{job}").status_code == 404
@@ -100,13 +100,13 @@ def test_deleted_job_leaves_only_event_and_audit_line(
     assert not (tmp_path / "runs" / job).exists()
     assert (tmp_path / "runs" / other).exists()
     events = client.hub_events()["events"]
-    (told,) = [event for event in events if event["kind"] == "job-deleted"]
-    assert job in told["text"]
-    assert told["fields"]["job"] == job
+    (deleted,) = [event for event in events if event["kind"] == "job-deleted"]
+    assert job in deleted["text"]
+    assert deleted["fields"]["job"] == job
     (line,) = [row for row in http.get("/api/audit").json() if row["action"] == "delete job"]
     assert line["target"] == f"DELETE /api/jobs/{job}"
     left = rows_of(tmp_path / "data" / "hub.sqlite", job)
-    assert left.keys() <= {"events", "audit", "queue_items"}  # of queues: what its node was told
+    assert left.keys() <= {"events", "audit", "queue_items"}  # of queues: what its node received
     assert left["events"] == 1
 
 
@@ -217,7 +217,7 @@ def test_what_is_told_late_of_a_deleted_job_makes_nothing_anew(tmp_path: Path) -
         await stores.files.remove(job)
         assert await stores.events.add(job, "late", "somebody was refused") == 0
         assert not (tmp_path / "jobs" / job).exists()
-        assert await stores.events.add("", "hub", "others are told") > 0
+        assert await stores.events.add("", "hub", "others are notified") > 0
 
     with_stores(tmp_path, test)
 
@@ -281,8 +281,12 @@ def test_names_of_a_pool_are_those_that_its_actors_use() -> None:
     names = QueueNames(pool="pool/x", job="a-1")
     own = tuple(f"pool/x/{kind}.a-1." for kind in POOLED)
     actor = names.actor("w1")
-    told = (names.answers(actor), names.experience(actor), names.policy(names.task_policy("p")))
-    assert all(name.startswith(own) for name in told)
+    own_names = (
+        names.answers(actor),
+        names.experience(actor),
+        names.policy(names.task_policy("p")),
+    )
+    assert all(name.startswith(own) for name in own_names)
     common = (names.roster, names.heartbeat, names.values, names.ask)
     assert not any(name.startswith(own) for name in common)
 
@@ -318,8 +322,8 @@ def test_hub_deletes_by_age_where_it_was_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.hub.jobs.retention.LOOK_EVERY_S", 0.1)
-    told = dataclasses.replace(options(tmp_path), keeping=RetentionRules(ended=1e-9))
-    with HubServer(told) as server, HubClient(server.url, server.operator_token) as client:
+    short_lived = dataclasses.replace(options(tmp_path), keeping=RetentionRules(ended=1e-9))
+    with HubServer(short_lived) as server, HubClient(server.url, server.operator_token) as client:
         waits = client.submit(COMMAND)
         with node(server, "lap1") as agent:
             launch = launches(agent, 1)["w0"]
@@ -330,5 +334,5 @@ def test_hub_deletes_by_age_where_it_was_told_to(
             while client.jobs():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-        (told,) = [e for e in client.hub_events()["events"] if e["kind"] == "job-deleted"]
-        assert "older than it is to be kept" in told["text"]
+        (deleted,) = [e for e in client.hub_events()["events"] if e["kind"] == "job-deleted"]
+        assert "older than it is to be kept" in deleted["text"]

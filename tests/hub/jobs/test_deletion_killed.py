@@ -35,14 +35,14 @@ def server(tmp_path: Path) -> Iterator[str]:
 def sweep(folder: Path, *, queue: str, step: int) -> list[dict[str, object]]:
     """Return what became of a deletion that was killed at each instant."""
     folder.mkdir()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "tests.hub.jobs.deletion_lives", str(folder), queue, str(step)],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
-    lines = [json.loads(line) for line in told.stdout.splitlines() if '"kill_at"' in line]
-    assert lines, told.stderr
-    assert not lines[-1]["killed"], told.stderr
-    assert lines[-1]["status"] == 0, told.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if '"kill_at"' in line]
+    assert lines, done.stderr
+    assert not lines[-1]["killed"], done.stderr
+    assert lines[-1]["status"] == 0, done.stderr
     return lines
 
 

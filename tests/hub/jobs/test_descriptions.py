@@ -1,4 +1,4 @@
-"""What people are told of jobs whose members have different things to do."""
+"""What people see of jobs whose members have different things to do."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def job() -> Job:
 
 
 def test_every_slot_is_told_what_it_does() -> None:
-    told = job_facts(job())["roles"]
-    assert [(role["role"], role["policy"]) for role in told] == [
+    roles = job_facts(job())["roles"]
+    assert [(role["role"], role["policy"]) for role in roles] == [
         ("learner", ""), ("actor", "quick"), ("actor", "quick"), ("actor", "slow"),
     ]  # fmt: skip
-    assert told[3] == {"role": "actor", "policy": "slow", "env": "Pendulum-v1", "steps": 3000}
+    assert roles[3] == {"role": "actor", "policy": "slow", "env": "Pendulum-v1", "steps": 3000}
     assert job_facts(Job(job="y-1", created=0.0))["roles"] == []
 
 
@@ -42,7 +42,7 @@ def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:
     assert policy_steps(one, {}) == 0
     # 500 + 250 of 1000 and 1250 of 3000 are half of all; the learner's own steps do not count.
     assert policy_steps(one, {0: 99, 1: 500, 2: 250, 3: 1250}) == 1500
-    # More than wanted counts as all of it, and makes up for nobody else.
+    # More than wanted counts as all of it, and makes up for no other.
     assert policy_steps(one, {1: 9000, 2: 9000, 3: 0}) == 750
     assert policy_steps(one, {1: 500, 2: 500, 3: 3000}) == 3000
 

@@ -44,7 +44,7 @@ def test_two_jobs_of_one_moment_get_two_names(tmp_path: Path) -> None:
 
 
 def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
-    told: dict[str, object] = {}
+    before: dict[str, object] = {}
 
     async def first(stores: Stores) -> None:
         name = (await stores.jobs.create(SPEC, files={"a.py": ""})).job
@@ -54,10 +54,10 @@ def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
         await stores.jobs.members.update(name, "w0", tail=["x"])
         await stores.jobs.update(name, committed_round=3, resume_round=2, stopping=True)
         await stores.jobs.members.finished(name, "w0", ok=True, result={"loss": 1.5}, error=None)
-        told["job"] = stores.jobs.get(name)
+        before["job"] = stores.jobs.get(name)
 
     async def second(stores: Stores) -> None:
-        assert stores.jobs.list() == [told["job"]]
+        assert stores.jobs.list() == [before["job"]]
 
     with_stores(tmp_path, first)
     with_stores(tmp_path, second)

@@ -1,4 +1,4 @@
-"""What people are told of a job that runs, but not on all its machines."""
+"""What people see of a job that runs, but not on all its machines."""
 
 from __future__ import annotations
 

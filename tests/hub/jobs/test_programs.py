@@ -1,4 +1,4 @@
-"""Commands and containers: their node tells how they fare, and nobody waits for rounds."""
+"""Commands and containers: their node reports how they fare, and no member waits for rounds."""
 
 from __future__ import annotations
 

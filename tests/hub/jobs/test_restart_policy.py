@@ -135,7 +135,7 @@ def test_nodes_and_strategy_can_change() -> None:
 
 
 def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
-    """A record that says more than the book of rounds is put right: nobody was told."""
+    """A record that says more than the book of rounds is put right: no member got a verdict."""
 
     async def work() -> None:
         clock = VirtualClock()

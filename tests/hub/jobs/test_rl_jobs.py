@@ -36,7 +36,14 @@ from atoll.wire.messages import (
     Stopping,
 )
 from atoll.wire.states import MemberState, ProcessPhase
-from tests.hub.nodes.test_membership import job_of, launches, options, registered, told, until
+from tests.hub.nodes.test_membership import (
+    event_texts,
+    job_of,
+    launches,
+    options,
+    registered,
+    until,
+)
 from tests.hub.peer import member, node
 
 FILE = """
@@ -85,9 +92,9 @@ def job(*states: str, pool: str = "", stopping: bool = False) -> Job:
         (("lost", "done", "done"), False, None),  # and is launched again for that
         (("fatal", "done", "done"), False, "failed"),
         (("fatal", "running", "done"), False, None),  # policies go on without it
-        (("running", "fatal", "running"), False, None),  # one ends nobody else
+        (("running", "fatal", "running"), False, None),  # one ends no other
         (("running", "fatal", "done"), False, None),
-        (("left", "fatal", "done"), False, "failed"),  # the critic was told to end
+        (("left", "fatal", "done"), False, "failed"),  # the critic got the request to end
         (("done", "fatal", "fatal"), False, "failed"),
         (("done", "lost", "done"), False, None),
         (("stopped", "done", "lost"), True, "stopped"),
@@ -276,11 +283,11 @@ def test_failed_actor_ends_no_one_else(hub: HubServer) -> None:
             assert not entered.recover
         bad = {"kind": "ConfigError", "what": "no such environment"}
         assert isinstance(peers["w1"].request(Finished(ok=False, error=bad)), Done)
-        until(lambda: told(hub, name, "member-given-up") != [])
+        until(lambda: event_texts(hub, name, "member-given-up") != [])
         assert job_of(hub, name).state == "running"
         assert isinstance(peers["w2"].request(Finished(ok=True, result={"x": 1})), Done)
         peers["w0"].notice(Stopping)
-        assert told(hub, name, "critic-ends") == ["no actor is left: the critic stops"]
+        assert event_texts(hub, name, "critic-ends") == ["no actor is left: the critic stops"]
         assert job_of(hub, name).state == "running"
         assert isinstance(peers["w0"].request(Finished(ok=True, result={"y": 2})), Done)
         until(lambda: job_of(hub, name).state == "failed")

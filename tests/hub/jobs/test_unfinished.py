@@ -23,7 +23,14 @@ from atoll.hub.scheduler.follower_hosts import missing_followers
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Drain, Finished, ProcessState, Recover, RoundJoin
 from atoll.wire.states import MemberState, ProcessPhase
-from tests.hub.nodes.test_membership import job_of, launches, options, registered, told, until
+from tests.hub.nodes.test_membership import (
+    event_texts,
+    job_of,
+    launches,
+    options,
+    registered,
+    until,
+)
 from tests.hub.peer import Peer, member, node
 
 TRAINER, SCRIPT = "", 'script = "train.py"'
@@ -206,7 +213,7 @@ def test_members_of_rounds_are_not_launched_again(
             peers[0].request(Finished(True))
             until(lambda: job_of(hub, name).state == "done")
         text = "box (w1) did not report the end: others have finished its work"
-        assert told(hub, name, "ended-by-others") == [text]
+        assert event_texts(hub, name, "ended-by-others") == [text]
         for peer in peers:
             peer.close()
 

@@ -70,7 +70,7 @@ def events_of(hub: HubServer, job: str) -> list[dict[str, Any]]:
     return hub.call(hub.hub.stores.events.read(job))
 
 
-def told(hub: HubServer, job: str, kind: str) -> list[str]:
+def event_texts(hub: HubServer, job: str, kind: str) -> list[str]:
     """Return the texts of all events of a kind."""
     return [event["text"] for event in events_of(hub, job) if event["kind"] == kind]
 
@@ -108,7 +108,7 @@ def registered(peer: Peer, dial: Sequence[str] = (), state: Sequence[str] = ()) 
 
 
 def refusals(group: Running) -> str:
-    return "; ".join(told(group.hub, group.job, "refused"))
+    return "; ".join(event_texts(group.hub, group.job, "refused"))
 
 
 class Running:

@@ -103,18 +103,18 @@ def test_the_page_tells_of_nodes_jobs_queues_and_alarms(hub: HubServer) -> None:
 
 
 def test_the_grafana_file_has_panels_that_do_not_overlap() -> None:
-    board = json.loads(GRAFANA.read_text())
-    assert {v["name"] for v in board["templating"]["list"]} == {"datasource", "job", "node"}
+    dashboard = json.loads(GRAFANA.read_text())
+    assert {v["name"] for v in dashboard["templating"]["list"]} == {"datasource", "job", "node"}
     cells = [
         (x, y)
-        for panel in board["panels"]
+        for panel in dashboard["panels"]
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) == 23
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
 
 
 class Collector:
@@ -193,8 +193,8 @@ def test_a_collector_gets_the_same_figures(tmp_path: Path, collector: Collector)
     rounds = collector.metrics["atoll_job_rounds_committed_total"].sum
     assert rounds.is_monotonic
     assert [point.as_int for point in rounds.data_points] == [1]
-    told = {name for name, samples in page.items() if samples} - {"atoll_alarm"}
-    assert told <= set(collector.metrics), told - set(collector.metrics)
+    shown = {name for name, samples in page.items() if samples} - {"atoll_alarm"}
+    assert shown <= set(collector.metrics), shown - set(collector.metrics)
 
 
 def test_a_collector_that_is_away_holds_nothing_up(tmp_path: Path) -> None:

@@ -19,24 +19,24 @@ from tests.hub.peer import Peer, member
 HELD = {0: 0, 1: 0}
 
 
-def asked(peer: Peer, body: PathAsk) -> PathTurn:
+def ask(peer: Peer, body: PathAsk) -> PathTurn:
     turn = peer.request(body)
     assert isinstance(turn, PathTurn), turn
     return turn
 
 
 def to_the_end(hub: HubServer, group: Running) -> None:
-    """Train one phase, be told to stop, and export."""
+    """Train one phase, get the request to stop, and export."""
     (peer,) = group.members
     assert hub.hub is not None
-    assert asked(peer, PathAsk(phases=5, process="a")).paths == [0, 1]
+    assert ask(peer, PathAsk(phases=5, process="a")).paths == [0, 1]
     hub.call(hub.hub.live.stop(group.job, grace_s=60.0))
     trained = [PathReport(path, 10, held_out=1.5, measured=10) for path in (0, 1)]
     assert peer.request(PathTrained(0, trained, HELD)) == PathMeeting(meet=True)
-    assert asked(peer, PathAsk(1, phases=5, held=HELD, process="a")).last
+    assert ask(peer, PathAsk(1, phases=5, held=HELD, process="a")).last
     exported = [PathReport(path, 10, exported=True) for path in (0, 1)]
     peer.request(PathTrained(1, exported, HELD))
-    over = asked(peer, PathAsk(1, phases=5, held=HELD, process="a"))
+    over = ask(peer, PathAsk(1, phases=5, held=HELD, process="a"))
     assert over.over
     assert over.stopped
     assert isinstance(peer.request(Finished(True, {"stopped": True})), Done)
@@ -54,7 +54,7 @@ def test_a_resumed_job_is_not_over(hub: HubServer, look: bool) -> None:
     (launch,) = launches(group.agent, 1).values()
     peer = member(hub, launch, incarnation="second")
     registered(peer)
-    turn = asked(peer, PathAsk(phases=5, process="b"))
+    turn = ask(peer, PathAsk(phases=5, process="b"))
     assert not turn.over
     assert turn.paths == [0, 1]
     assert hub.hub.grouped.paths.ledger(group.job).best == {0: 1.5, 1: 1.5}

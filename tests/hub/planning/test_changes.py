@@ -7,11 +7,11 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub.planning.changes import LASTS_S, PAUSE_S, Line, Lines, Watch, changes
 
-DESK = Line(20e6, 100e6, 30.0)
+HOME = Line(20e6, 100e6, 30.0)
 
 
 def fleet(**lines: Line) -> Lines:
-    return Lines({name: DESK for name in ("a", "b", "c", "d", "e")} | lines)
+    return Lines({name: HOME for name in ("a", "b", "c", "d", "e")} | lines)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_short_round_trips_may_double() -> None:
 
 def test_a_line_between_members_that_are_far_apart_counts() -> None:
     def between(mbps: float, trip_ms: float) -> Lines:
-        return Lines({"a": DESK, "b": DESK}, {("a", "b"): Line(mbps * 1e6, 0.0, trip_ms)})
+        return Lines({"a": HOME, "b": HOME}, {("a", "b"): Line(mbps * 1e6, 0.0, trip_ms)})
 
     assert changes(between(50, 40.0), between(20, 41.0)) == ["the line a to b is 60% slower"]
     assert changes(between(50, 40.0), between(50, 90.0)) == [
@@ -51,13 +51,13 @@ def test_many_changes_become_one_line() -> None:
 
 
 def test_one_member_of_five_is_no_change_and_two_are() -> None:
-    rest = {name: DESK for name in ("a", "c", "d", "e")}
+    rest = {name: HOME for name in ("a", "c", "d", "e")}
     assert not changes(fleet(), Lines(rest))
-    assert changes(fleet(), Lines({**rest, "new": DESK})) == ["b is gone", "new has come"]
+    assert changes(fleet(), Lines({**rest, "new": HOME})) == ["b is gone", "new has come"]
 
 
 def test_a_change_must_last_and_plans_are_rare() -> None:
-    clock, near = VirtualClock(), Lines({"a": DESK})
+    clock, near = VirtualClock(), Lines({"a": HOME})
     far, watch = Lines({"a": Line(2e6, 100e6, 30.0)}), Watch(near)
 
     def look(lines: Lines, after_s: float) -> str:

@@ -28,8 +28,8 @@ def test_plans_do_not_take_the_processor_from_rounds(
         pytest.skip("priorities of processes are of POSIX")
     program = "import os; print('{\"nice\": %d}' % os.nice(0))"
     monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", program))
-    asked = Planner(data=tmp_path, torch=True).ask("", [{"node": "box", "state": "online"}])
-    assert asyncio.run(asked)["nice"] == min(19, os.nice(0) + NICENESS)
+    answer = Planner(data=tmp_path, torch=True).ask("", [{"node": "box", "state": "online"}])
+    assert asyncio.run(answer)["nice"] == min(19, os.nice(0) + NICENESS)
 
 
 def test_viewers_leave_places_for_operators_and_each_other(
@@ -50,17 +50,17 @@ def test_viewers_leave_places_for_operators_and_each_other(
         return False
 
     async def everybody() -> list[int]:
-        asked = [(viewers[0], 10), *((viewer, 3) for viewer in viewers[1:]), (operator, 10)]
+        requests = [(viewers[0], 10), *((viewer, 3) for viewer in viewers[1:]), (operator, 10)]
         async with asyncio.TaskGroup() as group:
-            told = [
+            tasks_of = [
                 [group.create_task(refused(by, 100 * which + number)) for number in range(count)]
-                for which, (by, count) in enumerate(asked)
+                for which, (by, count) in enumerate(requests)
             ]
             itself = group.create_task(
                 planner.ask("the hub's own", [{"node": "box", "state": "online"}])
             )
         assert itself.result() == {}
-        return [sum(not one.result() for one in tasks) for tasks in told]
+        return [sum(not one.result() for one in tasks) for tasks in tasks_of]
 
     let_in = asyncio.run(everybody())
     assert let_in == [

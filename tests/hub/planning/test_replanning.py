@@ -41,7 +41,7 @@ def hub_of(server: HubServer) -> Hub:
     return server.hub
 
 
-def told(scene: Scene, job: str) -> list[str]:
+def event_texts(scene: Scene, job: str) -> list[str]:
     events = scene.http.get(f"/api/jobs/{job}/events").json()["events"]
     return [event["text"] for event in events if event["kind"] == KIND]
 
@@ -71,7 +71,7 @@ def test_who_starts_a_little_later_has_not_come(tmp_path: Path) -> None:
         for _ in range(3):
             clock.advance(2 * LASTS_S)
             server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
-        assert (told(scene, job), hub.planner.started) == ([], 0)
+        assert (event_texts(scene, job), hub.planner.started) == ([], 0)
 
 
 def test_slower_lines_give_a_longer_interval_for_good(
@@ -86,16 +86,16 @@ def test_slower_lines_give_a_longer_interval_for_good(
         members = scene.start(job)
         scene.round(members, 0)
         server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
-        assert (told(scene, job), hub.planner.started) == ([], 0)
+        assert (event_texts(scene, job), hub.planner.started) == ([], 0)
 
         slower_lines(scene, job, monkeypatch)
         deadline = time.monotonic() + 3 * PATIENCE_S
-        while not told(scene, job):
+        while not event_texts(scene, job):
             assert time.monotonic() < deadline
             server.call(hub.replanner.look(), timeout_s=3 * PATIENCE_S)
             time.sleep(0.2)  # it has to last for a while
         assert hub.planner.started == 1
-        (text,) = told(scene, job)
+        (text,) = event_texts(scene, job)
         scene.round(members, 1)
         runtime = hub.rounds.runtime(job)
         verdict = runtime.verdicts[max(runtime.verdicts)]

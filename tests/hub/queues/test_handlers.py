@@ -47,7 +47,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 
 def member_of_a_job(hub: HubServer, name: str) -> Peer:
-    """Submit a job and connect as its first member; the session tells its name."""
+    """Submit a job and connect as its first member; the session says its name."""
     assert hub.hub is not None
     stores = hub.hub.stores
     job = hub.call(stores.jobs.create(SPEC.format(name=name), files={})).job

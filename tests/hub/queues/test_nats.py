@@ -77,9 +77,9 @@ class TestNatsQueue(QueueContract, LimitsContract, TopicContract):
             (item,) = await queue.claim("q", lease_s=LEASE_S)
             assert (item.key, empty) == ("a", -1)
             await queue.ack("q", lease=item.lease)
-            asked = empty
+            before = empty
             assert await queue.claim("q", lease_s=LEASE_S) == []
-            assert empty == asked - 1  # an empty queue is asked once
+            assert empty == before - 1  # an empty queue is fetched from once
 
         monkeypatch.setattr(NatsStreams, "fetch", late)
         self.with_queue(test)

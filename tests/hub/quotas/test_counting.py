@@ -53,7 +53,7 @@ class World:
         self.jobs: dict[str, str] = {}
         self.number = 0
         self.stored: set[bytes] = set()
-        """Payloads whose puts were acknowledged, and that nobody has taken away."""
+        """Payloads whose puts were acknowledged, and that no consumer has taken away."""
 
     async def opened(self) -> Stores:
         stores = await open_stores(
@@ -162,8 +162,8 @@ class World:
             queues[queue] = queues.get(queue, 0) + nbytes
             payloads.add(bytes(payload))
         assert self.stored <= payloads  # nothing acknowledged was lost
-        told = {holder.name: n for (kind, holder), n in said.items() if kind is Kind.QUEUE}
-        assert told == {queue: nbytes for queue, nbytes in queues.items() if nbytes}
+        held = {holder.name: n for (kind, holder), n in said.items() if kind is Kind.QUEUE}
+        assert held == {queue: nbytes for queue, nbytes in queues.items() if nbytes}
         for job in self.jobs.values():
             mine = sum(n for queue, n in queues.items() if queue.startswith(f"{job}/"))
             assert said.get((Kind.JOB_QUEUES, Holder("job", job)), 0) == mine <= LIMITS.job_queues

@@ -21,10 +21,10 @@ from atoll.wire.message import Message
 from atoll.wire.messages import Beat, Event, Finished, RoundJoin, RoundPlan, Verdict
 from tests.hub.nodes.test_membership import (
     Running,
+    event_texts,
     job_of,
     launches,
     options,
-    told,
     until,
     vote,
 )
@@ -74,11 +74,11 @@ def limit_pages(hub: HubServer, *, more: int) -> None:
 
 
 def ask(running: Running, body: Message) -> list[int]:
-    """Let all members ask, each when the hub has taken the request of the one before."""
+    """Let all members ask, each when the hub has received the request of the one before."""
     assert running.hub.hub is not None
     machine = running.hub.hub.rounds.machine(running.job)
 
-    def taken() -> bool:
+    def arrived() -> bool:
         attempt = machine.attempt
         return "w0" in (machine.joins if attempt is None else attempt.votes)
 
@@ -86,7 +86,7 @@ def ask(running: Running, body: Message) -> list[int]:
     for peer in running.members:
         ids.append(peer.ask(body))
         if len(ids) < len(running.members):
-            until(taken)
+            until(arrived)
     return ids
 
 
@@ -160,7 +160,7 @@ def test_job_with_a_trained_model_that_finds_no_room_is_paused(running: Running)
         "no room is left on the hub's disk for what box (w0) trained: free some space there; "
         "it is kept, and stored then"
     )
-    assert len(told(running.hub, running.job, WAITS_FOR_ROOM)) == 1
+    assert len(event_texts(running.hub, running.job, WAITS_FOR_ROOM)) == 1
     running.members[0].request(Event(FOUND_ROOM, "model.safetensors is stored"))
     assert not view()["paused"]
     running.members[0].request(waits)

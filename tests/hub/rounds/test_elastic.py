@@ -26,10 +26,10 @@ from tests.hub.meeting import ask_sources, commit, die, stand
 from tests.hub.nodes.test_membership import (
     Running,
     commands,
+    event_texts,
     job_of,
     launches,
     registered,
-    told,
     until,
     vote,
 )
@@ -50,9 +50,11 @@ def test_member_that_leaves_is_waited_for_by_nobody_and_replaced(running: Runnin
     assert plan.members == ["w0"]
     report = ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=75, attempt=1)
     running.agent.request(report)
-    until(lambda: bool(told(running.hub, running.job, "member-left")))
+    until(lambda: bool(event_texts(running.hub, running.job, "member-left")))
     assert launches(running.agent, 1)["w1"].attempt == 2
-    assert told(running.hub, running.job, "member-leaving") == ["box's worker leaves: preempted"]
+    assert event_texts(running.hub, running.job, "member-leaving") == [
+        "box's worker leaves: preempted"
+    ]
     assert job_of(running.hub, running.job).members["w1"].failures == 0
 
 
@@ -102,7 +104,7 @@ def test_silent_member_is_not_waited_for_and_heals(
     plan = running.members[0].answer(joined)
     assert isinstance(plan, RoundPlan)
     assert plan.members == ["w0"]
-    assert told(running.hub, running.job, "member-silent") == [
+    assert event_texts(running.hub, running.job, "member-silent") == [
         "w1 is silent: round 1 continues without it"
     ]
     running.members[0].request(vote(plan))
@@ -122,7 +124,7 @@ def test_member_that_beats_is_not_silent(running: Running, monkeypatch: pytest.M
     for _ in range(6):
         running.members[1].tell(Beat())
         time.sleep(0.2)
-    assert not told(running.hub, running.job, "member-silent")
+    assert not event_texts(running.hub, running.job, "member-silent")
     assert isinstance(running.members[1].request(RoundJoin(1, "base1")), RoundPlan)
     assert isinstance(running.members[0].answer(joined), RoundPlan)
 
@@ -133,7 +135,7 @@ def test_run_below_its_minimum_pauses_and_continues(hub: HubServer) -> None:
     commit(group, 0)
     launch = die(group, "w1")
     joined = group.members[0].ask(RoundJoin(1, "base1"))
-    until(lambda: told(hub, group.job, "paused") == ["paused: 1 of at least 2 members"])
+    until(lambda: event_texts(hub, group.job, "paused") == ["paused: 1 of at least 2 members"])
     assert job_of(hub, group.job).paused == "1 of at least 2 members"
     with pytest.raises(TimeoutError):
         group.members[0].answer(joined, timeout_s=0.5)
@@ -144,7 +146,7 @@ def test_run_below_its_minimum_pauses_and_continues(hub: HubServer) -> None:
         plan = newcomer.request(RoundJoin(1, "base1"))
         assert isinstance(plan, RoundPlan)
         assert plan.members == ["w0", "w1"]
-    assert len(told(hub, group.job, "unpaused")) == 1
+    assert len(event_texts(hub, group.job, "unpaused")) == 1
     assert job_of(hub, group.job).paused == ""
     group.close()
 

@@ -85,8 +85,8 @@ def retries() -> Iterator[float]:
 
 
 @dataclass
-class Heard:
-    """Every answer that anybody got."""
+class Received:
+    """Every answer that a member got."""
 
     plans: dict[int, list[RoundPlan]] = field(default_factory=dict)
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
@@ -96,10 +96,10 @@ class Heard:
 
 
 class Story:
-    """One small job from its submission to its end, told by its node and its members."""
+    """One small job from its submission to its end, as its node and its members report it."""
 
     def __init__(self, url: str, ticket: str, token: str) -> None:
-        self.heard = Heard()
+        self.received = Received()
         self.job = ""
         self._url, self._ticket = url, ticket
         self._http = httpx.AsyncClient(
@@ -213,11 +213,11 @@ class Story:
         while True:
             join = RoundJoin(round_, f"base{round_}", [other], steps=10, busy_s=1.0, lease=lease)
             plan = await _ask(link, join, RoundPlan)
-            self.heard.plans.setdefault(plan.epoch, []).append(plan)
+            self.received.plans.setdefault(plan.epoch, []).append(plan)
             assert plan.members == list(MEMBERS)
             vote = RoundVote(round_, plan.epoch, True, "same", list(MEMBERS), lease=lease)
             verdict = await _ask(link, vote, Verdict)
-            self.heard.verdicts.setdefault(plan.epoch, []).append(verdict)
+            self.received.verdicts.setdefault(plan.epoch, []).append(verdict)
             if verdict.committed:
                 return
 
@@ -237,17 +237,17 @@ class Story:
             digest = await self._put(path, content)
             part = CheckpointPart(ROUNDS, 20, name, digest, len(content))
             state = await _ask(link, part, CheckpointState)
-            self.heard.published = self.heard.published or state.published
+            self.received.published = self.received.published or state.published
 
     async def _use_queue(self, link: Link, me: str) -> None:
         queue = f"{self.job}/{me}"
         for number in range(3):
             await _ask(link, QueuePut(queue, f"k{number}", b"x"), QueuePutDone)
-            self.heard.put.append(f"{me}/k{number}")
+            self.received.put.append(f"{me}/k{number}")
         items = (await _ask(link, QueueClaim(queue, 30.0, limit=2), QueueItems)).items
         assert [item.key for item in items] == ["k0", "k1"]
         await _ask(link, QueueAck(queue, items[0].lease), Done)
-        self.heard.done.append(f"{me}/k0")
+        self.received.done.append(f"{me}/k0")
 
 
 async def _ask(link: Link, body: Message, kind: type[M]) -> M:
@@ -264,7 +264,7 @@ def check(story: Story, folder: Path) -> None:
         check_the_rest(story, connection)
     finally:
         connection.close()
-    assert story.heard.published
+    assert story.received.published
     job = folder / "jobs" / story.job
     assert newest_complete(job) == ROUNDS
 
@@ -273,16 +273,16 @@ def check_rounds(story: Story, connection: sqlite3.Connection) -> None:
     rows = connection.execute("SELECT epoch, round, plan, verdict FROM rounds").fetchall()
     plans = {epoch: msgspec.msgpack.decode(plan, type=RoundPlan) for epoch, _, plan, _ in rows}
     verdicts = {epoch: msgspec.msgpack.decode(v, type=Verdict) for epoch, _, _, v in rows}
-    for epoch, told in story.heard.plans.items():
-        assert all(plan == plans[epoch] for plan in told)
-    for epoch, said in story.heard.verdicts.items():
+    for epoch, got in story.received.plans.items():
+        assert all(plan == plans[epoch] for plan in got)
+    for epoch, said in story.received.verdicts.items():
         assert all(verdict == verdicts[epoch] for verdict in said)
     committed = sorted(v.round for v in verdicts.values() if v.committed)
     assert committed == list(range(ROUNDS)), "each round is committed once"
     ((record,),) = connection.execute("SELECT record FROM jobs").fetchall()
-    told = msgspec.json.decode(record)
-    assert told["committed_round"] == ROUNDS
-    assert {m: told["members"][m]["result"] for m in MEMBERS} == {m: {"member": m} for m in MEMBERS}
+    job = msgspec.json.decode(record)
+    assert job["committed_round"] == ROUNDS
+    assert {m: job["members"][m]["result"] for m in MEMBERS} == {m: {"member": m} for m in MEMBERS}
     last = max((v for v in verdicts.values() if v.committed), key=lambda v: v.round)
     assert {m: (lease.slot, lease.cursor) for m, lease in last.leases.items()} == {
         name: (slot, {"offset": 100 * ROUNDS}) for slot, name in enumerate(MEMBERS)
@@ -299,8 +299,8 @@ def check_the_rest(story: Story, connection: sqlite3.Connection) -> None:
         for queue, key, state in connection.execute("SELECT queue, key, state FROM queue_items")
         if not queue.startswith("node/")
     }
-    assert sorted(states) == sorted(story.heard.put)
-    assert sorted(k for k, s in states.items() if s == "done") == sorted(story.heard.done)
+    assert sorted(states) == sorted(story.received.put)
+    assert sorted(k for k, s in states.items() if s == "done") == sorted(story.received.done)
     launches = connection.execute(
         "SELECT count(*) FROM queue_items WHERE queue LIKE 'node/%' AND state = 'done'"
     ).fetchone()

@@ -25,11 +25,11 @@ from tests.hub.meeting import ask_sources, commit, die, launches_of, stand
 from tests.hub.nodes.test_membership import (
     Running,
     commands,
+    event_texts,
     job_of,
     launches,
     options,
     registered,
-    told,
     until,
     vote,
 )
@@ -53,21 +53,21 @@ def test_newcomer_takes_over_the_state_and_meets_the_others(running: Running) ->
         assert isinstance(plan, RoundPlan)
         assert plan.members == ["w0", "w1"]
         assert running.members[0].answer(waiting) == plan
-    (text,) = told(running.hub, running.job, "recovered")
+    (text,) = event_texts(running.hub, running.job, "recovered")
     assert text == "box caught up (1.0 MB in 0.5 s)"
 
 
 def test_late_member_that_catches_up_is_no_fault(running: Running) -> None:
     commit(running, 0)
     late = running.members[1]
-    answer = late.request(RoundJoin(0, "base0"))  # once more: it did not hear of the verdict
+    answer = late.request(RoundJoin(0, "base0"))  # once more: it did not get the verdict
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
     ask_sources(late)
     stand(late, 1, "base1")
-    (text,) = told(running.hub, running.job, "recovered")
+    (text,) = event_texts(running.hub, running.job, "recovered")
     assert text == "box was late; it caught up and rejoined (1.0 MB in 0.5 s)"
-    assert told(running.hub, running.job, "refused") == []
+    assert event_texts(running.hub, running.job, "refused") == []
 
 
 def test_fresh_start_needs_no_state(running: Running) -> None:
@@ -93,11 +93,11 @@ def test_recover_during_an_attempt_waits_for_its_verdict(running: Running) -> No
     assert isinstance(plan, RoundPlan)
     with member(running.hub, launch, incarnation="new") as newcomer:
         registered(newcomer)
-        asked = newcomer.ask(Recover())
+        request = newcomer.ask(Recover())
         with pytest.raises(TimeoutError):
-            newcomer.answer(asked, timeout_s=0.3)
+            newcomer.answer(request, timeout_s=0.3)
         assert isinstance(running.members[0].request(vote(plan)), Verdict)
-        sources = newcomer.answer(asked)
+        sources = newcomer.answer(request)
         assert isinstance(sources, Sources)
         assert sources.round == 2
 
@@ -146,7 +146,7 @@ def test_standing_on_another_state_is_refused_and_told(running: Running) -> None
         assert answer.error["kind"] == LeftBehind.__name__
         answer = newcomer.request(Standing(0, "base0"))
         assert isinstance(answer, Failure)
-        assert "your replica differs" in told(running.hub, running.job, "refused")[0]
+        assert "your replica differs" in event_texts(running.hub, running.job, "refused")[0]
         stand(newcomer, 1, "base1")
 
 
@@ -167,8 +167,8 @@ def test_run_is_set_back_when_nobody_has_the_state(
             sources = ask_sources(peer)
             assert (sources.round, sources.peers, sources.checkpoint_round) == (0, [], -1)
             assert (sources.pace, sources.lease) == (1.0, None)
-        assert "goes back to round 0" in told(hub, group.job, "alarm:rewound")[0]
-        assert len(told(hub, group.job, "alarm:rewound")) == 1
+        assert "goes back to round 0" in event_texts(hub, group.job, "alarm:rewound")[0]
+        assert len(event_texts(hub, group.job, "alarm:rewound")) == 1
         for peer in (*peers, group.agent, group.reducer):
             peer.cut()
     with HubServer(options(tmp_path)) as later:
@@ -185,11 +185,11 @@ def test_run_waits_for_a_lost_member_before_rollback(
     until(lambda: job_of(running.hub, running.job).members["w0"].state == "lost")
     with member(running.hub, launch, incarnation="new") as newcomer:
         registered(newcomer)
-        asked = newcomer.ask(Recover())
+        request = newcomer.ask(Recover())
         with pytest.raises(TimeoutError):
-            newcomer.answer(asked, timeout_s=0.5)
+            newcomer.answer(request, timeout_s=0.5)
         running.members[0] = member(running.hub, running.launches[0])
-        sources = newcomer.answer(asked)
+        sources = newcomer.answer(request)
         assert isinstance(sources, Sources)
         assert (sources.round, [peer.member for peer in sources.peers]) == (1, ["w0"])
-    assert not told(running.hub, running.job, "alarm:rewound")
+    assert not event_texts(running.hub, running.job, "alarm:rewound")

@@ -39,7 +39,7 @@ from atoll.wire.messages import (
     RoundVote,
     Verdict,
 )
-from tests.hub.nodes.test_membership import Running, told
+from tests.hub.nodes.test_membership import Running, event_texts
 from tests.rounds.group_model import Group
 from tests.rounds.test_machine import SCHEDULES, play
 from tests.tiers import examples
@@ -261,7 +261,7 @@ def test_rest_shows_timelines_and_odd_figures(hub: HubServer) -> None:
     rows = hub.call(hub.hub.live.rounds(group.job))
     first, second = rows[0]["timeline"]
     assert (first["member"], first["node"]) == ("w0", group.agent.session)
-    assert (first["wait_s"], first["apply_s"]) == (0.25, 0.5), "told with the next join"
+    assert (first["wait_s"], first["apply_s"]) == (0.25, 0.5), "reported with the next join"
     assert (first["update_norm"], first["loss"], first["compute_s"]) == (1.5, 2.0, 1.5)
     assert (second["apply_s"], second["loss"]) == (None, None)
     assert second["send_s"] > 0
@@ -269,7 +269,7 @@ def test_rest_shows_timelines_and_odd_figures(hub: HubServer) -> None:
     assert (first["tokens"], first["compute_s"], first["loss"]) == (640, 1.0, 1.75)
     assert (second["update_norm"], second["loss"]) == (None, None)
     assert len(second["odd"]) == 3
-    (text,) = told(hub, group.job, "stats-odd")
+    (text,) = event_texts(hub, group.job, "stats-odd")
     assert text.startswith(
         "w1 reported invalid statistics: wait is inf, update_norm is nan, loss is -1e"
     )
@@ -314,8 +314,8 @@ def test_running_jobs_files_show_where_time_goes(hub: HubServer) -> None:
 
 
 def test_a_rounds_bytes_are_those_that_its_members_sent() -> None:
-    told: list[dict[str, Any]] = [{"sent_bytes": 100.0}, {"sent_bytes": 50.0}]
+    rows: list[dict[str, Any]] = [{"sent_bytes": 100.0}, {"sent_bytes": 50.0}]
     unknown: list[dict[str, Any]] = [{"sent_bytes": 100.0}, {"sent_bytes": None}]
-    assert round_bytes("direct", 0, told) == 150
+    assert round_bytes("direct", 0, rows) == 150
     assert round_bytes("direct", 0, unknown) is None
     assert round_bytes("relay", 70, unknown) == 70

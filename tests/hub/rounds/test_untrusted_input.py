@@ -27,7 +27,7 @@ from atoll.wire.messages import (
     pack,
 )
 from tests.hub.meeting import commit
-from tests.hub.nodes.test_membership import Running, job_of, options, told, until, vote
+from tests.hub.nodes.test_membership import Running, event_texts, job_of, options, until, vote
 from tests.hub.peer import Peer, member
 
 
@@ -58,7 +58,7 @@ def test_join_with_the_data_of_another_is_refused(running: Running) -> None:
     answer = running.members[1].request(RoundJoin(1, "base1", lease=stolen))
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
-    assert "not its own" in told(running.hub, running.job, "refused")[0]
+    assert "not its own" in event_texts(running.hub, running.job, "refused")[0]
 
 
 def test_a_reason_as_long_as_a_frame_does_not_keep_the_verdict(running: Running) -> None:
@@ -67,12 +67,12 @@ def test_a_reason_as_long_as_a_frame_does_not_keep_the_verdict(running: Running)
     against = RoundVote(plan.round, plan.epoch, False, reason="x")
     frame = HEADER.size + MAX_CONTROL_BYTES
     room = frame - len(pack(against, id=1000)) - 3  # a long text has 5 bytes for its length
-    asked = running.members[0].ask(msgspec.structs.replace(against, reason="x" * room))
+    request = running.members[0].ask(msgspec.structs.replace(against, reason="x" * room))
     other = running.members[1].request(vote(plan))
     assert isinstance(other, Verdict)
     assert not other.committed
     assert "w0: xxx" in other.reason
-    assert isinstance(running.members[0].answer(asked), Verdict)
+    assert isinstance(running.members[0].answer(request), Verdict)
 
 
 def test_forged_verdict_closes_the_connection(running: Running) -> None:
@@ -83,8 +83,8 @@ def test_forged_verdict_closes_the_connection(running: Running) -> None:
             running.members[1].request(forged)
         running.members[1].close()
         running.members[1] = member(running.hub, running.launches[1])
-    until(lambda: bool(told(running.hub, running.job, "refused")))
-    assert "takes no such message" in told(running.hub, running.job, "refused")[0]
+    until(lambda: bool(event_texts(running.hub, running.job, "refused")))
+    assert "takes no such message" in event_texts(running.hub, running.job, "refused")[0]
     commit(running, 1)
 
 
@@ -115,7 +115,7 @@ def test_restored_hub_adopts_its_members_round(tmp_path: Path) -> None:
         verdict = commit(group, 3)
         assert (verdict.round, verdict.epoch > 1_000_000) == (3, True)
         assert job_of(hub, group.job).committed_round == 4
-        assert "which is recovered from them" in told(hub, group.job, "alarm:adopted")[0]
+        assert "which is recovered from them" in event_texts(hub, group.job, "alarm:adopted")[0]
         for peer in (*group.members, reducer):
             peer.cut()
 
@@ -125,7 +125,7 @@ def test_member_that_is_alone_ahead_is_refused(running: Running) -> None:
     answer = running.members[1].request(RoundJoin(7, "base7"))
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
-    assert "not the next one" in told(running.hub, running.job, "refused")[0]
+    assert "not the next one" in event_texts(running.hub, running.job, "refused")[0]
     commit(running, 1)
 
 
@@ -190,12 +190,12 @@ def test_absurd_speeds_of_a_member_keep_no_verdict(
             for peer in running.members
         ]
         plans = [peer.answer(id) for peer, id in zip(running.members, joins, strict=True)]
-        told = [RoundJoin(round_, f"base{round_}", steps=steps, busy_s=busy_s), None]
-        asked = [
+        reports = [RoundJoin(round_, f"base{round_}", steps=steps, busy_s=busy_s), None]
+        votes = [
             peer.ask(msgspec.structs.replace(vote(cast(RoundPlan, plan)), report=report))
-            for peer, plan, report in zip(running.members, plans, told, strict=True)
+            for peer, plan, report in zip(running.members, plans, reports, strict=True)
         ]
-        for peer, id in zip(running.members, asked, strict=True):
+        for peer, id in zip(running.members, votes, strict=True):
             verdict = peer.answer(id)
             assert isinstance(verdict, Verdict)
             assert verdict.committed
@@ -210,7 +210,7 @@ def test_one_job_that_fails_does_not_keep_the_others(
     machine = rounds.machine(running.job)
 
     def fails(now: float) -> list[Any]:
-        raise OverflowError("what nobody has thought of")
+        raise OverflowError("what no code expects")
 
     monkeypatch.setattr(machine, "settle", fails)
     running.hub.call(rounds.tick(), timeout_s=60.0)

@@ -59,10 +59,10 @@ def asks(draw: st.DrawFn) -> list[Demand]:
     return made
 
 
-def after(asked: list[Demand], there: list[Capacity], made: Assignment) -> dict[str, Capacity]:
+def after(demands: list[Demand], there: list[Capacity], made: Assignment) -> dict[str, Capacity]:
     """Return the places as they are when everything granted runs."""
     now = {p.node: p for p in there}
-    for one in asked:
+    for one in demands:
         for node in made.granted.get(one.key, []):
             now[node] = now[node].with_one_more(one.want.needs)
     return now
@@ -70,17 +70,17 @@ def after(asked: list[Demand], there: list[Capacity], made: Assignment) -> dict[
 
 @SLOW
 @given(asks(), places())
-def test_no_node_is_ever_over_committed(asked: list[Demand], there: list[Capacity]) -> None:
-    made = assign(asked, there)
+def test_no_node_is_ever_over_committed(demands: list[Demand], there: list[Capacity]) -> None:
+    made = assign(demands, there)
     before = {p.node: p for p in there}
-    for node, now in after(asked, there, made).items():
+    for node, now in after(demands, there, made).items():
         added = now.used.processes - before[node].used.processes
         if not added:
             continue
         assert now.connected
         assert not now.draining
         assert now.used.processes <= now.info.slots
-        given_here = [a for a in asked for n in made.granted.get(a.key, []) if n == node]
+        given_here = [a for a in demands for n in made.granted.get(a.key, []) if n == node]
         if any(a.want.needs.cores for a in given_here):
             assert now.used.cores <= now.info.cores + 1e-6
         assert now.used.memory_bytes <= now.info.memory_bytes + 1
@@ -90,10 +90,10 @@ def test_no_node_is_ever_over_committed(asked: list[Demand], there: list[Capacit
 @SLOW
 @given(asks(), places())
 def test_everybody_gets_enough_or_nothing_and_is_told_why(
-    asked: list[Demand], there: list[Capacity]
+    demands: list[Demand], there: list[Capacity]
 ) -> None:
-    made = assign(asked, there)
-    for one in asked:
+    made = assign(demands, there)
+    for one in demands:
         nodes = made.granted.get(one.key, [])
         assert not nodes or one.least <= len(nodes) <= one.most
         if not nodes and not one.running:
@@ -104,16 +104,16 @@ def test_everybody_gets_enough_or_nothing_and_is_told_why(
 @SLOW
 @given(asks(), places())
 def test_nobody_takes_what_a_waiting_job_before_it_could_use(
-    asked: list[Demand], there: list[Capacity]
+    demands: list[Demand], there: list[Capacity]
 ) -> None:
-    made = assign(asked, there)
-    ordered = sorted(asked, key=Demand.order)
+    made = assign(demands, there)
+    ordered = sorted(demands, key=Demand.order)
     for index, first in enumerate(ordered):
         if first.running or first.key in made.granted:
             continue
         empty = {p.node: free_share(first.want, p.emptied(), most=first.most) for p in there}
         if sum(empty.values()) < first.least:
-            continue  # it can never start here: it holds up nobody
+            continue  # it can never start here: it holds up no other job
         for later in ordered[index + 1 :]:
             used = set(made.granted.get(later.key, []))
             assert not used & {node for node, count in empty.items() if count}
@@ -122,22 +122,22 @@ def test_nobody_takes_what_a_waiting_job_before_it_could_use(
 @SLOW
 @given(asks(), places(), st.randoms(use_true_random=False))
 def test_the_order_of_the_lists_does_not_matter(
-    asked: list[Demand], there: list[Capacity], chance: random.Random
+    demands: list[Demand], there: list[Capacity], chance: random.Random
 ) -> None:
-    made = assign(asked, there)
-    chance.shuffle(asked)
+    made = assign(demands, there)
+    chance.shuffle(demands)
     chance.shuffle(there)
-    assert assign(asked, there) == made
+    assert assign(demands, there) == made
 
 
 @SLOW
 @given(asks(), places())
 def test_job_that_fits_starts_unless_one_is_ahead(
-    asked: list[Demand], there: list[Capacity]
+    demands: list[Demand], there: list[Capacity]
 ) -> None:
-    first = min(asked, key=Demand.order)
+    first = min(demands, key=Demand.order)
     fits = sum(free_share(first.want, p, most=first.most) for p in there) >= first.least
-    assert (first.key in assign(asked, there).granted) == fits
+    assert (first.key in assign(demands, there).granted) == fits
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -187,6 +187,6 @@ def test_process_avoids_its_jobs_nodes_and_the_last_one() -> None:
 
 
 def test_large_job_keeps_returning_nodes_after_restart() -> None:
-    asked = [ask("large", least=4, most=4), ask("small", number=1)]
-    assert not assign(asked, [place("n0")], settling=True).granted
-    assert assign(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}
+    demands = [ask("large", least=4, most=4), ask("small", number=1)]
+    assert not assign(demands, [place("n0")], settling=True).granted
+    assert assign(demands, [place("n0")]).granted == {("small", WHOLE): ["n0"]}

@@ -21,7 +21,14 @@ from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
 from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.cluster import Cluster, follower_of, spec
-from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
+from tests.hub.nodes.test_membership import (
+    commands,
+    event_texts,
+    job_of,
+    options,
+    registered,
+    until,
+)
 from tests.hub.peer import member
 
 
@@ -107,7 +114,7 @@ def test_follower_whose_node_goes_away_is_launched_on_another(
     cluster.agents["b"].close()
     again = cluster.launch("spare")
     assert (again.member, again.attempt) == ("w0.1", 2)
-    assert told(hub, job, "member-lost") == ["b is lost: it disconnected"]
+    assert event_texts(hub, job, "member-lost") == ["b is lost: it disconnected"]
     # Should the first one live on unheard, it is ended when its node comes back.
     cluster.back("b")
     stop = cluster.stop("b")
@@ -125,7 +132,7 @@ def test_follower_of_a_leaving_node_moves(hub: HubServer, client: HubClient) -> 
     cluster.tell("b", first, "exited", exit_code=EXIT_LEFT)
     assert cluster.launch("spare").attempt == 2
     assert follower_of(hub, job, "w0.1").failures == 0
-    assert told(hub, job, "member-left") == ["b has left"]
+    assert event_texts(hub, job, "member-left") == ["b has left"]
     cluster.close()
 
 
@@ -158,7 +165,7 @@ def test_only_a_restarted_agents_followers_are_lost(
     four.back("d")
     until(lambda: follower_of(hub, job, "w1.1").state == "running")
     assert follower_of(hub, job, "w1.1").attempt == 1
-    until(lambda: told(hub, job, "member-back") == ["d is back"])
+    until(lambda: event_texts(hub, job, "member-back") == ["d is back"])
 
 
 def test_fatal_follower_error_ends_the_job_with_its_node(hub: HubServer, client: HubClient) -> None:
@@ -275,7 +282,7 @@ def test_views_tell_followers_apart_from_members(
     assert view["places"] == ["a", "b", "c", "d"]
     running = {n["node"]: n["running"] for n in client.nodes()}
     assert running["d"] == [f"{job}/w1.1"]
-    assert told(hub, job, "submitted") == ["submitted for 4 nodes, 2 for each member"]
+    assert event_texts(hub, job, "submitted") == ["submitted for 4 nodes, 2 for each member"]
 
 
 @pytest.mark.parametrize(("state", "believed"), [("running", True), ("starting", False)])
@@ -306,13 +313,13 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     four.tell("c", launched["c"], "exited", exit_code=EXIT_LEFT)
     again = four.launch("c")
     assert (again.member, again.attempt) == ("w0.1", 2)
-    until(lambda: len(told(hub, job, "island-gives-way")) == 1)
+    until(lambda: len(event_texts(hub, job, "island-gives-way")) == 1)
     four.back("b", incarnation="i2")
     four.back("d", incarnation="i2")
     record = job_of(hub, job)
     until(lambda: record.members["w1"].attempt == record.followers["w1.1"].attempt == 2)
     assert {record.members["w1"].node, record.followers["w1.1"].node} == {"b", "d"}
-    assert len(told(hub, job, "island-gives-way")) == 1
+    assert len(event_texts(hub, job, "island-gives-way")) == 1
 
 
 def test_stall_reason_clears_when_the_machine_is_back(hub: HubServer, client: HubClient) -> None:

@@ -78,11 +78,11 @@ def test_island_lies_in_one_network_that_has_room_for_it() -> None:
 def test_lost_machine_is_replaced_near_the_others() -> None:
     sources = {"a": "10.0.0.1", "b": "10.0.1.1", "c": "10.0.0.2", "d": "10.0.1.2"}
     there = [replace(place(name), source=source) for name, source in sources.items()]
-    wish = ask(slot=0, least=1, most=1, there=("b",), avoid="d", beside={"b": 1})
-    assert assign([wish], there).granted == {("j", 0): ["a"]}, "rather far than where it failed"
-    wish = replace(wish, avoid="")
-    assert assign([wish], there).granted == {("j", 0): ["d"]}
-    assert assign([wish], there[1:2]).granted == {("j", 0): ["b"]}, "there is no other"
+    demand = ask(slot=0, least=1, most=1, there=("b",), avoid="d", beside={"b": 1})
+    assert assign([demand], there).granted == {("j", 0): ["a"]}, "rather far than where it failed"
+    demand = replace(demand, avoid="")
+    assert assign([demand], there).granted == {("j", 0): ["d"]}
+    assert assign([demand], there[1:2]).granted == {("j", 0): ["b"]}, "there is no other"
 
 
 def test_island_that_needs_all_its_machines_takes_none_alone() -> None:

@@ -15,11 +15,11 @@ from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import (
     Running,
     commands,
+    event_texts,
     job_of,
     launches,
     options,
     registered,
-    told,
     until,
     vote,
 )
@@ -62,7 +62,7 @@ def test_job_shrinks_and_grows_again_while_its_rounds_go_on(hub: HubServer) -> N
     with member(hub, again, incarnation="second") as peer:
         assert registered(peer).num_slots == 3
     assert job_of(hub, group.job).state == "running"
-    assert told(hub, group.job, "scaled") == [
+    assert event_texts(hub, group.job, "scaled") == [
         "1 to 2 members from now on", "1 to 3 members from now on",
     ]  # fmt: skip
     group.close()
@@ -106,7 +106,7 @@ def test_scaling_past_the_shards_restarts_from_checkpoint(
             with member(hub, started["w3"]) as peer:
                 answer: Registered = registered(peer)
                 assert (answer.num_slots, answer.stopping) == (4, False)
-            states = [e for e in ("stopped", "scaled") if told(hub, group.job, e)]
+            states = [e for e in ("stopped", "scaled") if event_texts(hub, group.job, e)]
             assert states == ["scaled"]
         group.close()
 

@@ -182,7 +182,7 @@ def test_lower_priority_learns_who_a_node_is_kept_for() -> None:
 
 
 def test_only_the_reasons_that_matter_are_told() -> None:
-    """Nodes with one reason are told together, those that are not there last, the rest counted."""
+    """Nodes with one reason are named together, those that are not there last, the rest counted."""
     full = [place(f"m{i:02}", slots=0) for i in range(LISTED + 5)]
     assert str(assign([ask("j")], full).short["j"]) == (
         "needs 1 node, 0 are free (m00, m01 and 6 more: takes no jobs)"

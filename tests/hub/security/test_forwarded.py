@@ -32,7 +32,7 @@ def test_what_cannot_be_a_path_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("advertise", "prefix", "told"),
+    ("advertise", "prefix", "expected"),
     [
         ("", "", ("", "")),
         ("host", "/atoll", ("host", "/atoll")),
@@ -42,9 +42,9 @@ def test_what_cannot_be_a_path_is_refused(given: str) -> None:
     ],
 )
 def test_what_tickets_tell_and_what_requests_have(
-    advertise: str, prefix: str, told: tuple[str, str]
+    advertise: str, prefix: str, expected: tuple[str, str]
 ) -> None:
-    assert forwarded_address(advertise, prefix) == told
+    assert forwarded_address(advertise, prefix) == expected
 
 
 def test_only_whole_parts_of_a_path_count() -> None:

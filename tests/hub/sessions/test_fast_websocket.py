@@ -79,8 +79,8 @@ FRAMES = st.one_of(
 )
 
 
-def heard(kind: type[WebSocketsSansIOProtocol], pieces: list[bytes]) -> tuple[Any, ...]:
-    """Return what the application hears, what the peer is told, and whether it is cut off."""
+def exchange(kind: type[WebSocketsSansIOProtocol], pieces: list[bytes]) -> tuple[Any, ...]:
+    """Return what the application receives, what the peer receives, and whether it is cut off."""
 
     async def work() -> tuple[Any, ...]:
         events: list[Any] = []
@@ -137,10 +137,10 @@ def test_it_hears_and_answers_what_the_ordinary_way_does(
             pieces.append(stream[:cut])
             stream = stream[cut:]
     pieces += [stream] if stream else []
-    messages, written, closed = heard(FastWebSocketProtocol, pieces)
-    expected, answered, ended = heard(WebSocketsSansIOProtocol, pieces)
+    messages, written, closed = exchange(FastWebSocketProtocol, pieces)
+    expected, answered, ended = exchange(WebSocketsSansIOProtocol, pieces)
     assert closed == ended
-    if closed:  # what came in one piece with something wrong, and before it, is still heard
+    if closed:  # what came in one piece with something wrong, and before it, is still received
         assert messages[: len(expected)] == expected
         assert written.endswith(answered[-4:])
     else:
@@ -151,7 +151,7 @@ def test_a_large_message_in_many_pieces_comes_whole() -> None:
     payload = os.urandom(LIMIT)
     stream = frame(0x82, payload) + frame(0x82, b"next")
     pieces = [stream[start : start + 1000] for start in range(0, len(stream), 1000)]
-    messages, _, closed = heard(FastWebSocketProtocol, pieces)
+    messages, _, closed = exchange(FastWebSocketProtocol, pieces)
     assert [message["bytes"] for message in messages] == [payload, b"next"]
     assert not closed
 

@@ -1,4 +1,4 @@
-"""Bad input on the wire: told by name as an event, the connection closed, nobody else affected."""
+"""Bad input on the wire: an event by name, the connection closed, no other session affected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def one_refusal(hub: HubServer, job: str) -> dict[str, Any]:
     """Wait for the one event about a refusal and return it."""
     deadline = time.monotonic() + WAIT_S
     while not (found := rejections(hub, job)):
-        assert time.monotonic() < deadline, "nobody was told"
+        assert time.monotonic() < deadline, "no event was stored"
         time.sleep(0.02)
     assert len(found) == 1
     event: dict[str, Any] = found[0]

@@ -50,7 +50,7 @@ def credited(peer: Peer, nbytes: int) -> None:
 
 
 def window_of(peer: Peer) -> int:
-    """Return the window that the hub told this peer."""
+    """Return the window that the hub sent this peer."""
     assert isinstance(peer.welcome, Welcome)
     return peer.welcome.window_bytes
 
@@ -84,9 +84,9 @@ def test_every_relayed_byte_is_credited_once(hub: HubServer) -> None:
 
 def test_unknown_receiver_is_told_after_the_credit(hub: HubServer) -> None:
     with Peer(hub, "c/w0") as w0:
-        sent = w0.relay("c/nobody", b"x")
-        assert w0.notice(Undeliverable).to == "c/nobody"
-        assert [n for n in w0.notices if isinstance(n, Credit)] == [Credit("c/nobody", sent)]
+        sent = w0.relay("c/missing", b"x")
+        assert w0.notice(Undeliverable).to == "c/missing"
+        assert [n for n in w0.notices if isinstance(n, Credit)] == [Credit("c/missing", sent)]
 
 
 def test_member_of_another_job_is_out_of_reach(hub: HubServer) -> None:

@@ -116,15 +116,15 @@ def test_reports_of_one_session_are_stored_in_turns(tmp_path: Path) -> None:
         with Peer(hub, f"{job}/w0") as flood, Peer(hub, f"{job}/w1") as other:
             hub.call(begin(database, gate))
             try:
-                asked = [flood.ask(LogLines(job, "w0", 1 + 10 * n, ["x"] * 10)) for n in range(50)]
+                ids = [flood.ask(LogLines(job, "w0", 1 + 10 * n, ["x"] * 10)) for n in range(50)]
                 note = other.ask(Event("note", "I get through"))
-                until(lambda: open_requests(sessions) == len(asked) + 1)
+                until(lambda: open_requests(sessions) == len(ids) + 1)
                 waiting = len(database._gathered)
             finally:
                 gate.set()
             assert waiting < 10
             other.answer(note)
-            for id in asked:
+            for id in ids:
                 flood.answer(id)
         assert len(client.logs(job, tail=1_000)["lines"]) == 500
 

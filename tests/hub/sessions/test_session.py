@@ -72,7 +72,7 @@ def receive_on(raw: ClientConnection) -> None:
 
 
 def closing(peer: Peer) -> tuple[int, list[Failure]]:
-    """Read until the hub closes; return the code and the failures it told before."""
+    """Read until the hub closes; return the code and the failures it sent before."""
     with pytest.raises(ConnectionClosed) as caught:
         read_on(peer)
     assert caught.value.rcvd is not None

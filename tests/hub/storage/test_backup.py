@@ -80,8 +80,8 @@ def checkpoint(folder: Path, round_: int, content: bytes) -> Path:
     return path
 
 
-def names(taken: BackupResult) -> set[str]:
-    return {entry.name for entry in taken.listing.files}
+def names(snapshot: BackupResult) -> set[str]:
+    return {entry.name for entry in snapshot.listing.files}
 
 
 def test_backup_has_everything_acknowledged_before_it(hub: HubServer, tmp_path: Path) -> None:
@@ -102,18 +102,18 @@ def test_backup_has_everything_acknowledged_before_it(hub: HubServer, tmp_path: 
     producer.start()
     assert enough.wait(PATIENCE_S)
     acknowledged = list(before)
-    taken = copy(hub, tmp_path)
+    snapshot = copy(hub, tmp_path)
     stop.set()
     producer.join(PATIENCE_S)
-    with HubServer(options(tmp_path / "second", source=taken.path)) as again:
+    with HubServer(options(tmp_path / "second", source=snapshot.path)) as again:
         assert again.ticket.rpartition("/")[2] == hub.ticket.rpartition("/")[2]
         assert again.operator_token == hub.operator_token
         with client(again) as rest:
             assert all(put(rest, key) for key in acknowledged)
             assert not put(rest, "new")
-            (told,) = [e for e in rest.get("/api/events").json()["events"]
+            (event,) = [e for e in rest.get("/api/events").json()["events"]
                        if e["kind"] == "restored"]  # fmt: skip
-            assert "restored from a backup" in told["text"]
+            assert "restored from a backup" in event["text"]
 
 
 def test_backup_has_files_and_complete_checkpoints(hub: HubServer, tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_backup_has_files_and_complete_checkpoints(hub: HubServer, tmp_path: Pat
     (folder / checkpoint_folder(5) / "w0.safetensors").write_bytes(b"under way")
     (folder / "metrics.jsonl").write_bytes(b'{"a":1}\n{"half')
     (tmp_path / "first" / "data" / "quotas.toml").write_text('job_disk = "5GB"\n')
-    taken = copy(hub, tmp_path)
-    assert len(taken.left_out) == 1
-    assert "round-000004" in taken.left_out[0]
-    restore(taken.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
+    snapshot = copy(hub, tmp_path)
+    assert len(snapshot.left_out) == 1
+    assert "round-000004" in snapshot.left_out[0]
+    restore(snapshot.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
     made = tmp_path / "j" / job
     assert (made / "model.safetensors").read_bytes() == b"m" * 999
     assert (made / checkpoint_folder(3) / "shared.safetensors").read_bytes() == b"three"
@@ -156,8 +156,8 @@ def test_backup_takes_newer_checkpoint_if_one_vanishes(
         return real(source, target, whole_lines=whole_lines)
 
     monkeypatch.setattr(backup, "copy", deleting)
-    taken = copy(hub, tmp_path)
-    kept = {name for name in names(taken) if "checkpoints" in name}
+    snapshot = copy(hub, tmp_path)
+    kept = {name for name in names(snapshot) if "checkpoints" in name}
     assert {name.split("/")[3] for name in kept} == {"round-000002"}
 
 
@@ -202,8 +202,8 @@ def _fail(path: Path, content: bytes) -> None:
 def test_damaged_backup_is_refused_and_puts_nothing_in_place(
     hub: HubServer, tmp_path: Path, damage: str
 ) -> None:
-    taken = copy(hub, tmp_path)
-    database = taken.path / "data" / "hub.sqlite"
+    snapshot = copy(hub, tmp_path)
+    database = snapshot.path / "data" / "hub.sqlite"
     content = bytearray(database.read_bytes())
     content[5000] ^= 1
     if damage == "gone":
@@ -211,15 +211,15 @@ def test_damaged_backup_is_refused_and_puts_nothing_in_place(
     else:
         database.write_bytes(content if damage == "other bytes" else content[:-1])
     with pytest.raises(CheckpointCorrupt, match=r"hub\.sqlite"):
-        restore(taken.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
+        restore(snapshot.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
     assert not (tmp_path / "d").exists()
 
 
 def test_restoring_over_other_records_is_refused(hub: HubServer, tmp_path: Path) -> None:
-    taken = copy(hub, tmp_path)
+    snapshot = copy(hub, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     with pytest.raises(HubError, match="already has the records of a hub"):
-        restore(taken.path, data=first / "data", jobs=first / "runs", clock=RealClock())
+        restore(snapshot.path, data=first / "data", jobs=first / "runs", clock=RealClock())
     for expected in (True, False, False):
         listing = restore(
             tmp_path / "backups", data=second / "data", jobs=second / "runs", clock=RealClock()
@@ -230,7 +230,7 @@ def test_restoring_over_other_records_is_refused(hub: HubServer, tmp_path: Path)
 def test_interrupted_restore_can_be_begun_again(hub: HubServer, tmp_path: Path) -> None:
     folder = tmp_path / "first" / "runs" / submit(hub, nodes=1)
     checkpoint(folder, 1, b"one")
-    taken = copy(hub, tmp_path)
+    snapshot = copy(hub, tmp_path)
     data, jobs = tmp_path / "d", tmp_path / "j"
     data.mkdir()
     (data / ".hub.sqlite.restoring").write_bytes(b"half")
@@ -238,7 +238,7 @@ def test_interrupted_restore_can_be_begun_again(hub: HubServer, tmp_path: Path) 
     half = jobs / folder.name / checkpoint_folder(1)
     half.mkdir(parents=True)
     (half / ".x.restoring").write_bytes(b"on")
-    assert restore(taken.path, data=data, jobs=jobs, clock=RealClock()) is not None
+    assert restore(snapshot.path, data=data, jobs=jobs, clock=RealClock()) is not None
     assert (half / "shared.safetensors").read_bytes() == b"one"
     with HubServer(HubOptions(data=data, jobs=jobs, reducers=False)) as again:
         assert again.hub is not None
@@ -253,12 +253,12 @@ def test_restored_attempts_exceed_the_lost_hubs(hub: HubServer, tmp_path: Path) 
             worker.request(Register())
             plan = worker.request(RoundJoin(0, "base"))
             assert isinstance(plan, RoundPlan)
-            taken = copy(hub, tmp_path)  # the attempt is open in it
+            snapshot = copy(hub, tmp_path)  # the attempt is open in it
             verdict = worker.request(RoundVote(0, plan.epoch, True, "d", ["w0"]))
             assert isinstance(verdict, Verdict)
             assert verdict.committed
     second = tmp_path / "second"
-    with HubServer(options(second, source=taken.path)) as again:
+    with HubServer(options(second, source=snapshot.path)) as again:
         assert again.hub is not None
         assert again.hub.stores.jobs.get(job).state == "running"
         with member(again, launch) as worker:
@@ -289,8 +289,8 @@ def test_parts_that_are_not_in_the_backup_are_forgotten(tmp_path: Path) -> None:
         under_way = tmp_path / "first" / "runs" / job / checkpoint_folder(7)
         under_way.mkdir(parents=True)
         (under_way / "w0.safetensors").write_bytes(b"abc")
-        taken = copy(hub, tmp_path)
-    restore(taken.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
+        snapshot = copy(hub, tmp_path)
+    restore(snapshot.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
     with sqlite3.connect(tmp_path / "d" / "hub.sqlite") as connection:
         rows = connection.execute("SELECT name FROM checkpoint_parts").fetchall()
     connection.close()
@@ -305,23 +305,23 @@ def test_where_no_hub_is_nothing_is_backed_up(tmp_path: Path) -> None:
 
 def test_listing_names_files_and_node_address(hub: HubServer, tmp_path: Path) -> None:
     submit(hub, nodes=1)
-    taken = copy(hub, tmp_path)
+    snapshot = copy(hub, tmp_path)
     found = {
-        path.relative_to(taken.path).as_posix()
-        for path in taken.path.rglob("*")
+        path.relative_to(snapshot.path).as_posix()
+        for path in snapshot.path.rglob("*")
         if path.is_file() and path.name != backup_files.LIST
     }
-    assert found == names(taken)
-    listing = msgspec.json.decode((taken.path / backup_files.LIST).read_bytes())
+    assert found == names(snapshot)
+    listing = msgspec.json.decode((snapshot.path / backup_files.LIST).read_bytes())
     assert f"atoll://{listing['address']}/" in hub.ticket
 
 
 def test_peers_reopen_sessions_at_the_restored_hub(hub: HubServer, tmp_path: Path) -> None:
     assert hub.hub is not None
     name, token = hub.call(hub.hub.stores.auth.redeem(hub.ticket.rpartition("/")[2], name="n"))
-    taken = copy(hub, tmp_path)
+    snapshot = copy(hub, tmp_path)
     with (
-        HubServer(options(tmp_path / "second", source=taken.path)) as again,
+        HubServer(options(tmp_path / "second", source=snapshot.path)) as again,
         Peer(again, name, token=token) as peer,
     ):
         assert peer.session == name

@@ -243,17 +243,17 @@ def test_a_client_sends_a_blob_once_and_another_fetches_it(
     data = os.urandom(3 * MEBIBYTE + 5)
     source, target = tmp_path / "source", tmp_path / "folder" / "target"
     source.write_bytes(data)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     def note(done: int, total: int) -> None:
-        told.append((done, total))
+        progress.append((done, total))
 
     sha256 = client.put_blob(source, progress=note)
     assert sha256 == name_of(data)
-    assert told[-1] == (len(data), len(data))
-    told.clear()
+    assert progress[-1] == (len(data), len(data))
+    progress.clear()
     assert client.put_blob(data, progress=note) == sha256
-    assert told == []  # the hub had it: nothing was sent again
+    assert progress == []  # the hub had it: nothing was sent again
 
     ticket = parse_ticket(hub.ticket)
     info = NodeInfo("kitchen", "Linux", "3.11", "0.1.0")
@@ -327,13 +327,13 @@ def test_backups_carry_the_blobs_that_are_held(
     held, loose = client.put_blob(b"held"), client.put_blob(b"loose")
     stores.database.write_now(lambda connection: stores.blobs.hold(connection, held, "job/a"))
     first = take(tmp_path / "backups", data=hub.hub.options.data, clock=RealClock())
-    taken = take(tmp_path / "backups", data=hub.hub.options.data, clock=RealClock())
+    snapshot = take(tmp_path / "backups", data=hub.hub.options.data, clock=RealClock())
     name = f"data/blobs/{held[:2]}/{held}"
-    assert [entry.name for entry in taken.listing.files if "blobs" in entry.name] == [name]
-    assert taken.left_out == []
-    assert (taken.path / name).samefile(first.path / name)
+    assert [entry.name for entry in snapshot.listing.files if "blobs" in entry.name] == [name]
+    assert snapshot.left_out == []
+    assert (snapshot.path / name).samefile(first.path / name)
     with (
-        HubServer(options(tmp_path / "second", source=taken.path)) as again,
+        HubServer(options(tmp_path / "second", source=snapshot.path)) as again,
         HubClient(again.url, again.operator_token) as other,
     ):
         other.get_blob(held, tmp_path / "target")

@@ -37,7 +37,7 @@ def copies(hub: HubServer, folder: Path, command: tuple[str, ...] | None = None)
     return Replicator(events=events, folder=lambda job: folder / "runs" / job, **extra)
 
 
-def told(hub: HubServer) -> list[tuple[str, str]]:
+def events_in(hub: HubServer) -> list[tuple[str, str]]:
     assert hub.hub is not None
     events = hub.call(hub.hub.stores.events.read("job"))
     return [(str(event["kind"]), str(event["text"])) for event in events]
@@ -58,7 +58,7 @@ def test_what_is_complete_is_copied_and_told(hub: HubServer, tmp_path: Path) -> 
     fill(tmp_path, 2)
     wake(hub, made, url)
     wake(hub, made, url)
-    until(lambda: [kind for kind, _ in told(hub)] == ["checkpoint-copied"] * 2)
+    until(lambda: [kind for kind, _ in events_in(hub)] == ["checkpoint-copied"] * 2)
     assert Remote(url, job="job").rounds() == [1, 2]
     hub.call(made.close())
 
@@ -68,8 +68,8 @@ def test_trouble_is_told_once_and_ends_with_the_hub(hub: HubServer, tmp_path: Pa
     url.write_text("a file where a folder should be")
     fill(tmp_path, 1)
     wake(hub, made, str(url))
-    until(lambda: len(told(hub)) == 1)
-    assert told(hub)[0][0] == "checkpoint-copy-failed"
+    until(lambda: len(events_in(hub)) == 1)
+    assert events_in(hub)[0][0] == "checkpoint-copy-failed"
     hub.call(made.close())
     url.unlink()
     successor = copies(hub, tmp_path)

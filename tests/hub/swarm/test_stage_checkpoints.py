@@ -62,14 +62,14 @@ class Site(contextlib.ExitStack):
         saver = BackgroundSaver(target, scratch=scratch, publish=publish)
         self.callback(saver.abandon)
 
-        class Nobody:
+        class NoServer:
             me = f"w{slot}"
 
             def offer(self, state: object, *, still: object) -> None:
-                """Serve nobody."""
+                """Serve no member."""
 
         return JobStates(
-            Nobody(), Nobody(),  # type: ignore[arg-type]
+            NoServer(), NoServer(),  # type: ignore[arg-type]
             lambda: HubStore.reading(swarm.hub.url, launch.token, swarm.job, scratch=scratch),
             saver,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from atoll.hub.server import HubServer
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, decode_manifest
 from atoll.wire.messages import Done, SwarmAnnounce, SwarmDone, SwarmLeases, SwarmWant
 from atoll.wire.swarm import HeldOutSum, Holder, SwarmLease
-from tests.hub.nodes.test_membership import Running, told
+from tests.hub.nodes.test_membership import Running, event_texts
 from tests.hub.swarm.test_stage_checkpoints import Site, site, swarm
 from tests.hub.swarm.test_swarm_service import announced, ledger_of, ready
 
@@ -78,7 +78,7 @@ def test_the_last_one_tells_loss_and_accuracy(swarm: Running) -> None:
 def test_a_loss_that_is_no_number_is_told(swarm: Running) -> None:
     measure(swarm, sums=[HeldOutSum(math.nan, 3), HeldOutSum(1.0, 1)])
     assert stored(swarm.hub, swarm.job) == []
-    assert told(swarm.hub, swarm.job, "not-measured") == [
+    assert event_texts(swarm.hub, swarm.job, "not-measured") == [
         "the held-out loss of step 0 is not a number"
     ]
 

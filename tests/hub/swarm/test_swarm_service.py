@@ -27,7 +27,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.swarm import Holder, Share
-from tests.hub.nodes.test_membership import Running, job_of, told, until, vote
+from tests.hub.nodes.test_membership import Running, event_texts, job_of, until, vote
 from tests.hub.peer import Peer
 
 TABLES = """
@@ -106,7 +106,7 @@ def test_a_member_that_leaves_takes_its_stage_along(swarm: Running) -> None:
     place, _ = ready(first), ready(second)
     assert isinstance(second.request(Leaving("preempted")), Done)
     until(lambda: "no member serves stage 1" in ledger_of(swarm).paused())
-    until(lambda: any("stage 1" in text for text in told(swarm.hub, swarm.job, "paused")))
+    until(lambda: any("stage 1" in text for text in event_texts(swarm.hub, swarm.job, "paused")))
     answer = news(first, SwarmWatch(place.epoch, 0))
     assert [peer.member for peer in answer.peers] == ["w0"]
     assert "stage 1" in answer.paused
@@ -194,7 +194,7 @@ def test_a_whole_member_may_be_there_before_all_others(mixed: Running) -> None:
     assert mixed.hub.hub is not None
     (first, *_) = mixed.hub.hub.rounds.runtimes.of(mixed.job)
     until(lambda: "w0" in first.machine.joins)
-    assert mixed.hub.hub.grouped.swarm.view(mixed.job) is None  # nobody has announced itself
+    assert mixed.hub.hub.grouped.swarm.view(mixed.job) is None  # no member has announced itself
     for peer in stages:
         ready(peer)
     plan = stages[0].request(RoundJoin(0, "base"))
@@ -334,13 +334,13 @@ def test_rest_and_prometheus_show_the_stages(swarm: Running) -> None:
         assert f'atoll_stage_slowest{{job="{swarm.job}",stage="0"}} 0.0' in text
         (row,) = http.get("/api/jobs?brief=1").json()
         assert "swarm" not in row
-        assert told(swarm.hub, swarm.job, "paused") == []
+        assert event_texts(swarm.hub, swarm.job, "paused") == []
         assert isinstance(swarm.members[1].request(Leaving("preempted")), Done)
         until(lambda: http.get(f"/api/jobs/{swarm.job}").json()["paused"])
         view = http.get(f"/api/jobs/{swarm.job}").json()
         assert view["paused_reason"] == "no member serves stage 1"
         assert f'atoll_swarm_paused{{job="{swarm.job}"}} 1.0' in http.get("/metrics").text
-    until(lambda: len(told(swarm.hub, swarm.job, "paused")) == 1)
+    until(lambda: len(event_texts(swarm.hub, swarm.job, "paused")) == 1)
 
 
 def test_without_checkpoint_a_lost_stage_begins_again(swarm: Running) -> None:
@@ -355,4 +355,4 @@ def test_without_checkpoint_a_lost_stage_begins_again(swarm: Running) -> None:
     again = announced(first, SwarmAnnounce(epoch=places[0].epoch, stage=1, step=2))
     assert (again.step, again.stage, again.ready) == (0, 1, False)
     assert again.history > 0
-    assert "all stages go back to step 0" in told(swarm.hub, swarm.job, "alarm:rewound")[0]
+    assert "all stages go back to step 0" in event_texts(swarm.hub, swarm.job, "alarm:rewound")[0]

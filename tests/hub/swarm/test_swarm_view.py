@@ -127,13 +127,13 @@ def test_slowest_stage_stands_out_or_is_not_named(rates: list[float | None], fou
 def test_ways_are_those_of_the_last_minute_and_of_this_process() -> None:
     recent = Ledger(SwarmSettings(1, 1)).recent
 
-    def told(now: float, direct: int, relayed: int) -> float | None:
+    def share(now: float, direct: int, relayed: int) -> float | None:
         recent.reported("w0", SwarmWatch(1, 0, direct_bytes=direct, relayed_bytes=relayed), now)
         return recent.direct("w0")
 
     assert recent.direct("w0") is None
-    assert told(0.0, 0, 0) is None
-    assert told(1.0, 0, 100) == 0.0
-    assert told(30.0, 100, 100) == 0.5
-    assert told(80.0, 400, 100) == 1.0  # the first hundred was longer ago
-    assert told(81.0, 0, 50) == 0.0  # it was started again
+    assert share(0.0, 0, 0) is None
+    assert share(1.0, 0, 100) == 0.0
+    assert share(30.0, 100, 100) == 0.5
+    assert share(80.0, 400, 100) == 1.0  # the first hundred was longer ago
+    assert share(81.0, 0, 50) == 0.0  # it was started again

@@ -30,7 +30,7 @@ from atoll.wire.messages import (
     VerificationTask,
     VerificationWork,
 )
-from tests.hub.nodes.test_membership import Running, job_of, options, told, until, vote
+from tests.hub.nodes.test_membership import Running, event_texts, job_of, options, until, vote
 from tests.hub.peer import Peer
 
 STEPS = 8
@@ -225,17 +225,17 @@ def test_liar_is_struck_and_at_the_third_strike_evicted(
         rest.put_state(group.job, number, 2, tmp_path / "handed")
     verdict = VerificationAnswer(challenge=number, kind="judge", digests=[f"step 3 of {checker}"])
     judges = set()
-    for _ in range(2):  # both have to agree; which one is asked first is drawn
+    for _ in range(2):  # both have to agree; which one is first is drawn
         until(lambda: bool(ledger.open[number].judge), "a judge")
         judge = int(ledger.open[number].judge[1:])
         judges.add(judge)
         group.members[judge].request(verdict)
     assert judges == {0, 1, 2, 3} - {liar, checker}
     until(lambda: job_of(group.hub, group.job).members["w2"].state == "failed", "an eviction")
-    assert told(group.hub, group.job, "strike") == [
+    assert event_texts(group.hub, group.job, "strike") == [
         "w2: strike 3 in round 0: step 3 of 8 was not computed as the job says"
     ]
-    assert "w2 is evicted after 3 strikes" in told(group.hub, group.job, "alarm:evicted")[0]
+    assert "w2 is evicted after 3 strikes" in event_texts(group.hub, group.job, "alarm:evicted")[0]
     record = job_of(group.hub, group.job)
     assert {m: one.state for m, one in record.members.items() if m != "w2"} == {
         "w0": "running", "w1": "running", "w3": "running",
