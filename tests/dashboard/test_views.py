@@ -340,7 +340,7 @@ def test_a_plan_says_what_is_best_and_why(scene: Scene, watched: Watch) -> None:
         expect(page.locator("#plan-answer")).to_be_hidden()
         for node in scene.nodes.values():
             node.cut()
-        expect(page.locator("#plan-nobody")).to_contain_text("atoll join")
+        expect(page.locator("#plan-offline")).to_contain_text("atoll join")
         expect(page.locator("#plan-ask")).to_be_disabled()
         seen.problems = [problem for problem in seen.problems if "400" not in problem]
         assert seen.problems == CLEAN

@@ -95,8 +95,8 @@ export class Finished {
     const sample = job.result?.sample ?? job.members.map(({ result }) => result?.sample).find(Boolean);
     this.sample.hidden = !sample;
     if (sample) fill(this.sample, String(sample).slice(0, SAMPLE));
-    if (this.element.hidden || this.asked === job.state) return;
-    this.asked = job.state;
+    if (this.element.hidden || this.loaded === job.state) return;
+    this.loaded = job.state;
     const files = await get(path("jobs", this.name, "files")) ?? [];
     const named = (wanted) => files.filter(({ name }) => wanted.test(name)).at(-1);
     const report = named(/(^|\/)report\.html$/), model = named(/(^|\/)(model|merged)[^/]*\.(safetensors|pt|zip)$/);
@@ -108,16 +108,16 @@ export class Finished {
 
   // A new job with the same job file and the texts sent with it.
   async #again() {
-    const given = await ask({ title: `Run ${this.name} again?`, verb: "Run again", text: "A new job starts from the same job file." });
-    const view = given && await get(path("jobs", this.name));
+    const choice = await ask({ title: `Run ${this.name} again?`, verb: "Run again", text: "A new job starts from the same job file." });
+    const view = choice && await get(path("jobs", this.name));
     if (!view) return;
     const files = {};
     for (const name of view.files) files[name] = await (await fetch(fileAddress(this.name, name))).text();
     const answer = await fetch("api/jobs", {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ spec: view.spec, files }),
     });
-    const told = await answer.json();
-    if (answer.ok) location.hash = `#/jobs/${encodeURIComponent(told.job)}`;
-    else say([told.error.what, told.error.remedy].filter(Boolean).join(" · "), "bad");
+    const reply = await answer.json();
+    if (answer.ok) location.hash = `#/jobs/${encodeURIComponent(reply.job)}`;
+    else say([reply.error.what, reply.error.remedy].filter(Boolean).join(" · "), "bad");
   }
 }

@@ -13,7 +13,7 @@ export class OutputPart {
     this.data = data;
     this.member = "";
     this.text = "";
-    this.asked = 0;
+    this.requests = 0;
     this.members = element("select", { id: "log-member", change: (event) => { this.member = event.target.value; this.#again(); } },
       element("option", { value: "" }, "all machines"));
     this.search = element("input", {
@@ -53,7 +53,7 @@ export class OutputPart {
   // Reload after a change of member or search text.
   async #again() {
     this.text = this.search.value.trim() ? this.search.value : "";
-    const asked = this.asked += 1;
+    const request = this.requests += 1;
     if (!this.text) {
       this.log.replaceChildren();
       this.last = 0;
@@ -63,7 +63,7 @@ export class OutputPart {
     }
     setText(this.note, "searching…");
     const found = await get(path("jobs", this.data.name, "logs"), { tail: FOUND, q: this.text, member: this.member });
-    if (asked !== this.asked) return;
+    if (request !== this.requests) return;
     // A hub without search returns every line.
     const low = this.text.toLowerCase();
     const lines = (found?.lines ?? []).filter(({ text }) => text.toLowerCase().includes(low));

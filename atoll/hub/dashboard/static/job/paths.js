@@ -49,7 +49,7 @@ function levelRow(modules, level) {
 
 function moduleBox({ module, paths, holders, round }) {
   const ended = round == null;
-  const missing = ended ? "" : round ? "nobody: from the checkpoint" : "from the seed";
+  const missing = ended ? "" : round ? "none: from the checkpoint" : "from the seed";
   const who = holders.length ? few(holders) : missing;
   return element("li", null,
     element("b", null, `Module ${module}`),

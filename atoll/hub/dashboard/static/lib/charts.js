@@ -171,8 +171,8 @@ export class Chart {
         text(this.format(value).replace(/\.0(?!\d)/, ""), LEFT - 6, this.placeY(value) + 4, "end"),
       ]),
       ...columns.found.map((value) => {
-        const told = this.axis === "time" ? timeText(value, columns.step) : count(value);
-        return text(told, Math.min(this.placeX(value), width - HALF_DIGIT * told.length), floor + 15);
+        const label = this.axis === "time" ? timeText(value, columns.step) : count(value);
+        return text(label, Math.min(this.placeX(value), width - HALF_DIGIT * label.length), floor + 15);
       }),
       text(AXIS_TITLES[this.axis] ?? this.axis, (LEFT + width - RIGHT) / 2, height - 5, "middle", "title"),
       drawn("g", { "clip-path": `url(#${clip})` }, ...this.shown.flatMap((line) => this.#line(line)), ...this.marks.map((mark) => this.#mark(mark, floor))),
@@ -209,9 +209,9 @@ export class Chart {
     return known.length ? `M${edge(known.map(([at, least]) => [at, least]))}L${edge(known.map(([at, , most]) => [at, most]).reverse())}Z` : "";
   }
 
-  #mark({ x, text: told, bad }, floor) {
+  #mark({ x, text: label, bad }, floor) {
     const at = this.placeX(x);
-    return drawn("path", { class: bad ? "mark bad" : "mark", d: `M${at - 5},${floor}h10l-5,-8z` }, drawn("title", null, told));
+    return drawn("path", { class: bad ? "mark bad" : "mark", d: `M${at - 5},${floor}h10l-5,-8z` }, drawn("title", null, label));
   }
 
   // ------------------------------------------------------------------- pointing and zooming

@@ -9,8 +9,8 @@ export const path = (...parts) => ["api", ...parts.map(encodeURIComponent)].join
 
 // GET; resolves to null on failure, so that the view keeps what it has.
 export async function get(address, query = {}) {
-  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== ""));
-  const text = asked.toString();
+  const params = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== ""));
+  const text = params.toString();
   try {
     const answer = await fetch(text ? `${address}?${text}` : address);
     return answer.ok ? await answer.json() : null;
@@ -27,10 +27,10 @@ export const post = (address, body, { done = "Done." } = {}) => send(address, do
 // DELETE, in the same way.
 export const remove = (address, { done = "Deleted." } = {}) => send(address, done, { method: "DELETE" });
 
-async function send(address, done, wish) {
+async function send(address, done, options) {
   let problem = "The hub does not answer.";
   try {
-    const answer = await fetch(address, wish);
+    const answer = await fetch(address, options);
     if (answer.ok) { say(done, "good"); return true; }
     const { error } = await answer.json();
     problem = [error.what, error.given, error.remedy].filter(Boolean).join(" · ");
@@ -43,7 +43,7 @@ export class Stream {
   constructor({ onTick, onState }) {
     this.onTick = onTick;
     this.onState = onState;
-    this.heard = 0;
+    this.received = 0;
     this.source = null;
     this.wanted = null;
     setInterval(() => this.#watch(), 2000);
@@ -75,7 +75,7 @@ export class Stream {
     const source = new EventSource(`api/stream?${new URLSearchParams({ ...(job ? { job } : {}), ...known() })}`);
     source.onmessage = (message) => {
       if (source !== this.source) return;
-      this.heard = performance.now();
+      this.received = performance.now();
       this.onState("live");
       this.onTick(JSON.parse(message.data));
     };
@@ -85,7 +85,7 @@ export class Stream {
 
   #watch() {
     if (!this.source) return;
-    if (performance.now() - this.heard > SILENT_MS) this.onState("reconnecting");
+    if (performance.now() - this.received > SILENT_MS) this.onState("reconnecting");
     if (this.source.readyState === EventSource.CLOSED) this.#again();
   }
 

@@ -27,11 +27,11 @@ export function eventLine({ time, kind, text, job, member }, { named = false, vi
     element("span", { class: "kind" }, kind.replaceAll("-", " ")),
     element("span", { class: isBad(kind) ? "bad" : isGood(kind) ? "good" : null },
       named && job ? [link(`#/jobs/${encodeURIComponent(job)}`, job), " "] : null,
-      told(spoken(named && job && text.startsWith(`${job} `) ? text.slice(job.length + 1) : text, view), member, view)));
+      withMachine(spoken(named && job && text.startsWith(`${job} `) ? text.slice(job.length + 1) : text, view), member, view)));
 }
 
 // Whose event it is, where the sentence does not say so.
-function told(sentence, member, view) {
+function withMachine(sentence, member, view) {
   const name = member && view ? nameOf(view, member) : "";
   return name && name !== member && !sentence.includes(machineOf(view, member)) ? `${name}: ${sentence}` : sentence;
 }

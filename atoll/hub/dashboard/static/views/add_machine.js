@@ -16,9 +16,9 @@ const SYSTEMS = {
 
 // The browser's own system: the next machine is often of the same kind.
 function systemHere() {
-  const told = `${navigator.userAgentData?.platform ?? ""} ${navigator.platform} ${navigator.userAgent}`.toLowerCase();
-  if (/win/.test(told) && !/darwin/.test(told)) return "windows";
-  return /mac|iphone|ipad/.test(told) ? "macos" : "linux";
+  const platform = `${navigator.userAgentData?.platform ?? ""} ${navigator.platform} ${navigator.userAgent}`.toLowerCase();
+  if (/win/.test(platform) && !/darwin/.test(platform)) return "windows";
+  return /mac|iphone|ipad/.test(platform) ? "macos" : "linux";
 }
 
 // A line to copy.
@@ -118,22 +118,22 @@ export class AddMachine {
     event.stopPropagation();
   }
 
-  async #ask(wish) {
+  async #ask(options) {
     if (document.hidden || !(this.store.hub.ticket ?? "").includes(WIDE_OPEN)) return;
     try {
-      const answer = await fetch(path("pairing"), wish);
+      const answer = await fetch(path("pairing"), options);
       if (answer.ok) this.#show(await answer.json());
     } catch { /* asked again */ }
   }
 
-  #show(told) {
-    const same = this.shown?.code === told.code && this.shown?.tries_left === told.tries_left;
-    this.shown = told;
-    this.until = performance.now() + told.left_s * 1000;
+  #show(status) {
+    const same = this.shown?.code === status.code && this.shown?.tries_left === status.tries_left;
+    this.shown = status;
+    this.until = performance.now() + status.left_s * 1000;
     if (same) return;
-    setText(this.digits, told.code);
-    if (told.code) {
-      const tries = told.tries_left < 3 ? `${3 - told.tries_left} wrong so far` : null;
+    setText(this.digits, status.code);
+    if (status.code) {
+      const tries = status.tries_left < 3 ? `${3 - status.tries_left} wrong so far` : null;
       this.pairing.replaceChildren(this.digits, this.left, tries ? element("span", { class: "bad" }, tries) : "");
     } else {
       this.pairing.replaceChildren(

@@ -20,7 +20,7 @@ export class PlanView {
     this.ask = button("Plan", () => this.#plan(), { id: "plan-ask", class: "main" });
     this.state = element("p", { class: "quiet", id: "plan-state", role: "status" });
     this.problem = element("p", { class: "reason bad", id: "plan-problem", hidden: "" });
-    this.nobody = element("p", { class: "empty", id: "plan-nobody", hidden: "" }, "No machine is online, so there is nothing to plan for. Add one with the button above, or ", element("code", null, "atoll join"), " on it; for machines that you do not have yet: ", element("code", null, "atoll plan job.toml --machines fleet.toml"));
+    this.offline = element("p", { class: "empty", id: "plan-offline", hidden: "" }, "No machine is online, so there is nothing to plan for. Add one with the button above, or ", element("code", null, "atoll join"), " on it; for machines that you do not have yet: ", element("code", null, "atoll plan job.toml --machines fleet.toml"));
     this.table = new Table({
       label: "Methods", columns: COLUMNS, key: ({ preset }) => preset, cards: true,
       rowClass: (row) => (row === this.found?.candidates[0] ? "best" : ""),
@@ -33,7 +33,7 @@ export class PlanView {
         element("div", { class: "head" }, element("h2", { id: "plan-title" }, "Plan"), element("span", { class: "space" }),
           element("label", { class: "filter" }, "for ", this.jobs), this.ask),
         element("p", { class: "quiet" }, "Predicts methods, intervals, codecs, routes and members on the machines that are online. Nothing is started."),
-        this.file, this.nobody, this.problem, this.state),
+        this.file, this.offline, this.problem, this.state),
       this.answer);
   }
 
@@ -48,7 +48,7 @@ export class PlanView {
       this.#choose(this.jobs.value);
     }
     const there = this.store.nodeList().filter(({ state }) => state === "online").length;
-    this.nobody.hidden = there > 0;
+    this.offline.hidden = there > 0;
     this.ask.disabled = Boolean(this.asking) || !there || !(this.chosen || this.store.operator);
   }
 
@@ -65,21 +65,21 @@ export class PlanView {
     this.ask.disabled = true;
     this.problem.hidden = true;
     said();
-    const wish = this.chosen ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ spec: this.file.value }) };
-    let told = { error: { what: "The hub does not answer." } };
+    const options = this.chosen ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ spec: this.file.value }) };
+    let reply = { error: { what: "The hub does not answer." } };
     try {
-      told = await (await fetch(this.chosen ? path("jobs", this.chosen, "plan") : "api/plan", wish)).json();
+      reply = await (await fetch(this.chosen ? path("jobs", this.chosen, "plan") : "api/plan", options)).json();
     } catch { /* said below */ }
     clearInterval(this.asking);
     this.asking = null;
-    this.found = told.error ? null : told;
-    this.answer.hidden = Boolean(told.error);
-    this.problem.hidden = !told.error;
+    this.found = reply.error ? null : reply;
+    this.answer.hidden = Boolean(reply.error);
+    this.problem.hidden = !reply.error;
     setText(this.state, "");
-    if (told.error) {
-      const { what, given, expected, remedy } = told.error;
+    if (reply.error) {
+      const { what, given, expected, remedy } = reply.error;
       setText(this.problem, [what, given, expected && `expected: ${expected}`, remedy].filter(Boolean).join(" · "));
-    } else this.#show(told);
+    } else this.#show(reply);
     this.update();
   }
 
