@@ -184,14 +184,13 @@ class Auto(Wrapper):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load a state."""
         if _CHOICE in state:
-            choice, agreed, *until = (int(value) for value in state[_CHOICE])
-            if not 0 <= choice < len(self.parts):
+            values = [int(value) for value in state[_CHOICE]]
+            if len(values) != 3 or not 0 <= values[0] < len(self.parts):
                 raise ConfigError(
-                    "this state is of another codec", given=f"choice {choice}",
+                    "this state is of another codec", given=f"choice {values}",
                     expected=f"one of the {len(self.parts)} codecs of {self.spec}",
                 )  # fmt: skip
-            self.choice, self.agreed = choice, bool(agreed)
-            self._until = until[0] if until else FIRST  # states of older versions have none
+            self.choice, self.agreed, self._until = values[0], bool(values[1]), values[2]
         for number, codec in enumerate(self.parts):
             prefix = f"{number}."
             codec.load_state_dict(

@@ -296,12 +296,6 @@ OPTIONS = "INSERT OR REPLACE INTO queue_options (queue, topic, options) VALUES (
 
 POSITION = "INSERT OR REPLACE INTO queue_positions (topic, subscription, seq) VALUES (?, ?, ?)"
 
-_ADDED = {
-    "blob": "TEXT NOT NULL DEFAULT ''",
-    "nbytes": "INTEGER NOT NULL DEFAULT 0",
-    "put": "REAL NOT NULL DEFAULT 0",
-}
-
 _INDICES = (
     # Counts and sizes of a million items come from the first index alone.
     "queue_waiting ON queue_items (queue, seq, nbytes) WHERE state = 'ready'",
@@ -313,15 +307,7 @@ _INDICES = (
 
 
 def prepare(connection: sqlite3.Connection) -> int:
-    """Migrate the tables; return the number of the next item."""
-    present = {row[1] for row in connection.execute("PRAGMA table_info(queue_items)")}
-    for name, kind in _ADDED.items():
-        if name not in present:
-            connection.execute(f"ALTER TABLE queue_items ADD COLUMN {name} {kind}")
-    if "nbytes" not in present:
-        connection.execute("UPDATE queue_items SET nbytes = length(payload)")
-        for name in ("queue_ready", "queue_open"):
-            connection.execute(f"DROP INDEX IF EXISTS {name}")
+    """Create the indices; return the number of the next item."""
     for index in _INDICES:
         connection.execute(f"CREATE INDEX IF NOT EXISTS {index}")
     row = connection.execute(

@@ -113,9 +113,11 @@ def test_only_packets_of_its_codecs_are_decoded() -> None:
         auto.decode(make_codec("bf16").encode(x))
 
 
-def test_state_with_another_choice_is_refused() -> None:
+@pytest.mark.parametrize("choice", [[2, 1, 0], [-1, 1, 0], [1, 1]])
+def test_state_with_another_choice_is_refused(choice: list[int]) -> None:
+    state = {"shared.auto.choice": torch.tensor(choice)}
     with pytest.raises(ConfigError, match="another codec"):
-        automatic("auto(fp32,int8)").load_state_dict({"shared.auto.choice": torch.tensor([2, 1])})
+        automatic("auto(fp32,int8)").load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -154,41 +153,6 @@ def test_sigkill_keeps_acknowledged_and_revives_no_done(tmp_path: Path) -> None:
 def _unknown(seen: dict[str, set[str]]) -> set[str]:
     """Return keys whose ack may have been durable although the kill cut the word of it off."""
     return {key for key in seen["claimed"] - seen["acked"] if not key.endswith("3")}
-
-
-def test_tables_of_an_earlier_version_become_the_present_ones(tmp_path: Path) -> None:
-    path = tmp_path / "hub.sqlite"
-    old = sqlite3.connect(path)
-    old.executescript(
-        """
-        CREATE TABLE queue_items (
-            seq INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, key TEXT NOT NULL,
-            payload BLOB NOT NULL, state TEXT NOT NULL DEFAULT 'ready',
-            attempt INTEGER NOT NULL DEFAULT 0, lease TEXT NOT NULL DEFAULT '',
-            request TEXT NOT NULL DEFAULT '', until REAL NOT NULL DEFAULT 0,
-            reason TEXT NOT NULL DEFAULT '', UNIQUE (queue, key));
-        CREATE INDEX queue_ready ON queue_items (queue, seq) WHERE state = 'ready';
-        CREATE INDEX queue_open ON queue_items (queue, state) WHERE state <> 'done';
-        INSERT INTO queue_items (queue, key, payload) VALUES ('q', 'a', x'0102'), ('q', 'b', x'03');
-        """
-    )
-    old.close()
-
-    async def work() -> None:
-        clock = VirtualClock()
-        database = Database(path, schemas=[sqlite.SCHEMA])
-        queue = Queues(SqliteBackend(database, clock=clock), clock=clock)
-        try:
-            (row,) = await queue.rows()
-            assert (row["ready"], row["bytes"]) == (2, 3)
-            assert (await queue.put("q", key="c", payload=b"")).seq == 3
-            items = await queue.claim("q", lease_s=LEASE_S, limit=9)
-            assert [item.key for item in items] == ["a", "b", "c"]
-        finally:
-            await queue.close()
-            database.close()
-
-    run(work())
 
 
 def test_acknowledgements_look_at_their_own_items_only(tmp_path: Path) -> None:
