@@ -37,8 +37,8 @@ def lines() -> list[dict[str, Any]]:
 
 
 def result(role: str, **more: Any) -> dict[str, Any]:
-    told = {"role": role, "staleness": {}, "dropped": {}, "env_steps": 0, "sent_bytes": 0}
-    return {**told, **more}
+    message = {"role": role, "staleness": {}, "dropped": {}, "env_steps": 0, "sent_bytes": 0}
+    return {**message, **more}
 
 
 def test_rates_span_each_policys_first_and_last_point() -> None:
@@ -56,9 +56,9 @@ def test_rates_span_each_policys_first_and_last_point() -> None:
     assert seen.update_s == [0.2]
 
 
-def test_a_policy_that_told_nothing_is_no_zero() -> None:
+def test_a_policy_that_reported_nothing_is_no_zero() -> None:
     silent = [line for line in lines() if line["member"] != "w3"]
-    with pytest.raises(TimeoutError, match="pendulum told 0 times"):
+    with pytest.raises(TimeoutError, match="pendulum reported 0 times"):
         observed(without_end(DIFFERENT), silent, [], cores=1.0)
 
 
@@ -71,9 +71,9 @@ def test_ratio_is_the_median_over_pairs_of_summed_rates() -> None:
         )  # fmt: skip
         return Bare({"a": 100.0, "b": 100.0}, 100.0), seen
 
-    told = summarised([pair(100.0), pair(150.0), pair(140.0)])
-    assert told["ratio_cpu"] == 0.9
-    assert (told["ratio"], told["ratio_range"]) == (0.95, [0.75, 1.0])
-    assert told["steps_per_s"]["a"] == {"system": 140, "bare": 100}
-    assert told["staleness"] == {"1": 9}
-    assert told["value_age_s"] == {"p50": 0.3, "p99": 0.3}
+    summary = summarised([pair(100.0), pair(150.0), pair(140.0)])
+    assert summary["ratio_cpu"] == 0.9
+    assert (summary["ratio"], summary["ratio_range"]) == (0.95, [0.75, 1.0])
+    assert summary["steps_per_s"]["a"] == {"system": 140, "bare": 100}
+    assert summary["staleness"] == {"1": 9}
+    assert summary["value_age_s"] == {"p50": 0.3, "p99": 0.3}

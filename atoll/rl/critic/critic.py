@@ -54,7 +54,7 @@ class Critic:
         self._begin()
 
     def _begin(self) -> None:
-        self._value_heads = ValueHeads(self.kind)
+        self._heads = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
             conditioned=self.kind not in (UNCONDITIONED, OWN),
@@ -66,7 +66,7 @@ class Critic:
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the known policies, in the order they were added."""
-        return tuple(self._value_heads.by_name)
+        return tuple(self._heads.by_name)
 
     def add_policy(self, spec: TaskSpec) -> None:
         """Add a policy; its head starts as the mean of the existing ones.
@@ -75,11 +75,11 @@ class Critic:
             ConfigError: the name is known with other spaces, or a joint critic lacks the joint
                 state of this one.
         """
-        if spec.policy in self._value_heads:
-            self._value_heads.check_same(spec)
+        if spec.policy in self._heads:
+            self._heads.check_same(spec)
             return
         optimized = {id(p) for p in self._parameters()}
-        self._value_heads.add(spec, self.net)
+        self._heads.add(spec, self.net)
         self.net.to(self.device)  # new parts are drawn in main memory
         added = [p for p in self.net.parameters() if id(p) not in optimized]
         if self._optimizer is None:
@@ -109,12 +109,9 @@ class Critic:
         """
         trajectories = [t.to(self.device) for t in trajectories]
         names = list(policies) or [t.policy for t in trajectories]
-        value_heads = [self._value_heads[name] for name in names]
-        raw = [
-            self._value_heads.inputs(t, h, cut=True)
-            for t, h in zip(trajectories, value_heads, strict=True)
-        ]
-        answers = self._answers(raw, value_heads)
+        heads = [self._heads[name] for name in names]
+        raw = [self._heads.inputs(t, h, cut=True) for t, h in zip(trajectories, heads, strict=True)]
+        answers = self._answers(raw, heads)
         out = []
         for trajectory, answer in zip(trajectories, answers, strict=True):
             length, columns = trajectory.rewards.shape
@@ -214,11 +211,11 @@ class Critic:
         """Update the encoders' normalization, each with one batch."""
         if not self.rl.normalise:
             return
-        value_heads = [self._value_heads[t.policy] for t in trajectories]
+        value_heads = [self._heads[t.policy] for t in trajectories]
         for index, encoder in enumerate(self.net.encoders):
             assert isinstance(encoder, Encoder)
             some = [
-                self._value_heads.inputs(t, h, cut=False)
+                self._heads.inputs(t, h, cut=False)
                 for t, h in zip(trajectories, value_heads, strict=True)
                 if h.encoder == index
             ]
@@ -229,10 +226,7 @@ class Critic:
         rl = self.rl
         if self.kind != CORRECTED:
             valued = self.values_of(trajectories)
-            gammas = {
-                name: value_head.spec.gamma
-                for name, value_head in self._value_heads.by_name.items()
-            }
+            gammas = {name: head.spec.gamma for name, head in self._heads.by_name.items()}
             found = own_targets(trajectories, valued, gammas=gammas, lam=rl.gae_lambda)
             return [
                 Targets(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
@@ -247,7 +241,7 @@ class Critic:
         return [
             Targets(t, name, corrected_targets(
                 t, answer, policy=self._evaluators.get(name),
-                gamma=self._value_heads[name].spec.gamma, lam=rl.gae_lambda,
+                gamma=self._heads[name].spec.gamma, lam=rl.gae_lambda,
                 rho_clip=rl.rho_clip, c_clip=rl.c_clip,
             ))
             for (t, name), answer in zip(pairs, valued, strict=True)
@@ -255,31 +249,27 @@ class Critic:
 
     def _stands_in(self, actor: str, name: str) -> bool:
         """Whether another policy's experience can be importance-weighted for this one."""
-        mine, other = self._value_heads[name].spec, self._value_heads[actor].spec
+        mine, other = self._heads[name].spec, self._heads[actor].spec
         return mine.task == other.task and name in self._evaluators
 
     def _study(self, lessons: Sequence[Targets], *, passes: int) -> dict[str, dict[str, float]]:
         """Regress all targets, with one group of rows per policy."""
         if not lessons:
             return {}
-        names = sorted({lesson.policy for lesson in lessons}, key=self._value_heads.place)
-        value_heads = [self._value_heads[name] for name in names]
+        names = sorted({lesson.policy for lesson in lessons}, key=self._heads.place)
+        value_heads = [self._heads[name] for name in names]
         raw, goals = [], []
-        for name, value_head in zip(names, value_heads, strict=True):
+        for name, head in zip(names, value_heads, strict=True):
             mine = [lesson for lesson in lessons if lesson.policy == name]
-            raw.append(
-                torch.cat(
-                    [self._value_heads.inputs(x.trajectory, value_head, cut=False) for x in mine]
-                )
-            )
+            raw.append(torch.cat([self._heads.inputs(x.trajectory, head, cut=False) for x in mine]))
             goals.append(torch.cat([x.targets.flatten() for x in mine]))
         before = self._answers(raw, value_heads)
         wanted = self._scaled(goals, value_heads)
         rows = [self._normalised(h.encoder, r) for r, h in zip(raw, value_heads, strict=True)]
         losses = self._regress(rows, wanted, value_heads, passes=passes)
         return {
-            name: self._figures(value_head, goal, value, float(loss))
-            for name, value_head, goal, value, loss in zip(
+            name: self._figures(head, goal, value, float(loss))
+            for name, head, goal, value, loss in zip(
                 names, value_heads, goals, before, losses, strict=True
             )
         }
@@ -365,7 +355,7 @@ class Critic:
         """Return what answering requires: weights, statistics, tasks, version."""
         return {
             "version": torch.tensor(self.version),
-            "specs": self._value_heads.to_tensor(),
+            "specs": self._heads.to_tensor(),
             **prefixed("net", self.net.state_dict()),
         }
 
@@ -375,8 +365,8 @@ class Critic:
         Raises:
             CheckpointCorrupt: it is not a snapshot, or has other widths.
         """
-        specs = self._value_heads.read(tensors)
-        mine = self._value_heads.specs
+        specs = self._heads.read(tensors)
+        mine = self._heads.specs
         if [spec.policy for spec in specs] != [spec.policy for spec in mine]:
             self._begin()
             for spec in specs:
