@@ -89,7 +89,7 @@ def test_ctrl_c_of_a_remote_run_leaves_the_job_running(atoll: Atoll) -> None:
         done = running.wait()
         assert done.code == 130
         assert "continues in the background" in done.out
-        assert f"atoll stop {job}" in done.out or "interrupted while sending" in done.out
+        assert f"atoll stop {job}" in done.out or "atoll stop JOB" in done.out
         assert client.job(job)["state"] == "running"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,23 +56,31 @@ def run_remote(where: KnownHub, request: RemoteRun, *, target: Path, console: Co
             submissions, skipped = one_per_node(submissions, client.nodes())
             for line in skipped:
                 console.print(f"[dim]left out: {escape(line)}[/]", soft_wrap=True)
-        try:
+        with _saying_what_goes_on(console):
             jobs = send_batch(client, submissions, batch=batch.label(target))
-        except KeyboardInterrupt:  # the hub may have it without our knowing
-            text = "interrupted while sending; what the hub has continues in the background"
-            console.print(f"{text}: atoll status, atoll stop JOB", soft_wrap=True)
-            raise
-    if len(jobs) == 1:
-        return follow_remote(
-            where,
-            jobs[0],
-            runs=request.runs,
-            detach=request.detach,
-            console=console,
-            echo=submissions[0].spec.kind not in SILENT,
-            parameters=request.parameters,
-        )
-    return _follow_several(where, jobs, request=request, console=console)
+    with _saying_what_goes_on(console):
+        if len(jobs) == 1:
+            return follow_remote(
+                where,
+                jobs[0],
+                runs=request.runs,
+                detach=request.detach,
+                console=console,
+                echo=submissions[0].spec.kind not in SILENT,
+                parameters=request.parameters,
+            )
+        return _follow_several(where, jobs, request=request, console=console)
+
+
+@contextlib.contextmanager
+def _saying_what_goes_on(console: Console) -> Iterator[None]:
+    """After Ctrl+C say that the hub may have jobs, even those it has not yet confirmed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = "interrupted; what the hub has continues in the background"
+        console.print(f"{text}: atoll status, atoll stop JOB", soft_wrap=True)
+        raise
 
 
 def _follow_several(
