@@ -206,14 +206,14 @@ def test_a_mixed_group_keeps_the_common_state_equal(preset: str, device: torch.d
 
 def test_a_mixed_group_of_the_trainer_stays_equal(tmp_path: Path, device: object) -> None:
     lock = threading.Lock()
+    strategy = {"preset": "diloco", "every": 2, "shared_steps": 0, "codec": "int8"}
+    specs = {  # made before the members start, which read the corpus that `job` writes
+        name: job(tmp_path, "gpt", job={"nodes": 2, "device": at}, strategy=strategy)
+        for name, at in (("w0", "auto"), ("w1", "cpu"))
+    }
 
     def body(group: Group) -> dict[str, Any]:
-        at = "auto" if group.me == "w0" else "cpu"
-        tables: dict[str, dict[str, Any]] = {
-            "job": {"nodes": 2, "device": at},
-            "strategy": {"preset": "diloco", "every": 2, "shared_steps": 0, "codec": "int8"},
-        }
-        made = trainer(job(tmp_path, "gpt", **tables), tmp_path, group)
+        made = trainer(specs[group.me], tmp_path, group)
         with lock:
             made.prepare(Registered(int(group.me[1:]), 2, 0, False))
         return run(made)
