@@ -66,6 +66,24 @@ class LimitsContract(QueueBase):
 
         self.with_queue(test)
 
+    def test_options_hold_though_idle_queues_are_dropped_meanwhile(self) -> None:
+        async def test(queue: Queues) -> None:
+            backend = queue.backend("new")
+            write = backend.set_options
+
+            async def slow_write(name: str, options: QueueOptions, *, topic: bool) -> None:
+                await queue.expire()  # as the hub's timer, while the disk is busy
+                await write(name, options, topic=topic)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "set_options", slow_write)
+                await queue.declare("new", QueueOptions(max_items=1))
+            await queue.put_many("new", entries("a"))
+            with pytest.raises(QueueFull):
+                await queue.put_many("new", entries("b"))
+
+        self.with_queue(test)
+
     def test_bytes_are_bounded_as_items_are(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.declare("q", QueueOptions(max_bytes=100))

@@ -131,7 +131,8 @@ class Queues:
         if not state.declared or state.options != options:
             state.topic = topic
             await self.backend(queue).set_options(queue, options, topic=topic)
-            state.options, state.declared = options, True
+            state = self.state(queue)  # `expire` may have dropped the idle one during the write
+            state.topic, state.options, state.declared = topic, options, True
             state.admit()
 
     async def put(
