@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -171,9 +172,10 @@ class HubWorld:
 
         work = [Work.start(lambda g=g: member(g), name=g.me) for g in self.groups]  # type: ignore[misc]
         results: list[T | BaseException] = []
+        deadline = time.monotonic() + PATIENCE_S
         for each in work:
             try:
-                results.append(each.wait(PATIENCE_S))
+                results.append(each.wait(max(0.0, deadline - time.monotonic())))
             except BaseException as error:
                 results.append(error)
         return results

@@ -109,6 +109,7 @@ def test_broken_connection_resumes_with_what_is_missing(
     here = world(2, route="relay", proxied=[who])
     here.proxies[who].cut_after(after_bytes)
     results = together(here, big)
+    assert [agreed.reduced.contributors for agreed in results] == [("w0", "w1")] * 2
     assert here.proxies[who].cuts == 1
     assert_same_everywhere([agreed.reduced for agreed in results])
     a, b = values("w0", (SIZE,))[0], values("w1", (SIZE,))[0]

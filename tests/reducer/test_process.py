@@ -41,8 +41,9 @@ def world(tmp_path: Path) -> Iterator[ProcessWorld]:
         node = NodeInName(hub)
         world = ProcessWorld(node, 2, route="relay")
         yield world
+        print("the reducer's status before its end:", world.process.poll())
         world.process.kill()
-        world.process.communicate(timeout=PATIENCE_S)
+        print(world.process.communicate(timeout=PATIENCE_S)[1])
         world.close()
         node.link.close()
 
