@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import os
@@ -138,13 +139,22 @@ def _interrupted() -> int:
     return 130
 
 
+def _app_of(words: list[str]) -> typer.Typer:
+    """Return the app with the named command only: to read the options of all takes 70 ms."""
+    named = next((word for word in words if not word.startswith("-")), "")
+    lean = copy.copy(app)
+    lean.registered_commands = [one for one in app.registered_commands if one.name == named]
+    lean.registered_groups = [one for one in app.registered_groups if one.name == named]
+    return lean if lean.registered_commands or lean.registered_groups else app
+
+
 def _run(words: list[str], *, debug: bool) -> int:
     """Run a command and return its exit status; every exception becomes one message."""
     from atoll.cli.views import screen
     from atoll.errors import AtollError, StorageFull
 
     try:
-        return app(words, prog_name="atoll", standalone_mode=False) or 0
+        return _app_of(words)(words, prog_name="atoll", standalone_mode=False) or 0
     except typer.Abort:
         return 130
     except KeyboardInterrupt:
