@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import json
 import resource
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -44,6 +43,7 @@ from atoll.net.sync_link import open_link
 from atoll.wire.messages import QueueAckMany, QueueClaim, QueueItems, QueueOpen, QueueOptions
 from bench.kit.hub_process import WAIT_S, RunningHub
 from bench.kit.lean_clients import QUEUE, STREAM_SUBJECT
+from bench.kit.ports import free_port
 from bench.kit.report import emit
 
 PRODUCERS = 1_000
@@ -119,10 +119,8 @@ def produce(side: Side, pattern: Pattern, *, seconds: float) -> dict[str, float]
 def nats_server(*, synced: bool = False) -> Iterator[Side]:
     """Run a NATS server with a JetStream stream in files, flushed to disk every time or not."""
     program = Path(sys.executable).parent / "nats-server"
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
         settings = Path(folder) / "nats.conf"
         interval = "always" if synced else "2m"
         store = Path(folder) / "store"

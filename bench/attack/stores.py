@@ -17,7 +17,8 @@ from atoll.wire.queue_messages import QueuePut, QueuePutDone
 from bench.attack.attacks import NotTried, Suite, hold
 from bench.attack.session import WAIT_S, Session, until
 from bench.attack.site import Site
-from bench.kit.cluster import Cluster, free_port
+from bench.kit.cluster import Cluster
+from bench.kit.ports import free_port
 
 suite = Suite()
 

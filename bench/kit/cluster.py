@@ -14,7 +14,6 @@ import os
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.node.availability.policy import FILE as POLICY_FILE
 from atoll.system import die_with_parent
+from bench.kit.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
@@ -221,13 +221,6 @@ class Cluster:
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"]
-
-
-def free_port() -> int:
-    """Return a port that no process listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _first_line(popen: subprocess.Popen[str]) -> str:

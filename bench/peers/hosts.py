@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from atoll.netlab.lab import Lab
 from atoll.netlab.shape import Shape
-from bench.kit.cluster import ROOT, free_port
+from bench.kit.cluster import ROOT
+from bench.kit.ports import free_port
 from bench.reduce import single_threaded
 
 COORDINATOR = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.system import die_with_parent
+from bench.kit.ports import free_port
 from bench.recovery.notes import Traced, Watch
 from bench.recovery.scenario import MEMBERS
 
@@ -54,9 +54,7 @@ class TorchftSide:
 
     def start(self) -> None:
         """Start the lighthouse with its own command, and three groups."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         limits = {
             "--heartbeat_timeout_ms": self._timeouts.heartbeat_ms,
             "--join_timeout_ms": self._timeouts.join_ms,

@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.kit.cluster import ROOT, Cluster, free_port
+from bench.kit.cluster import ROOT, Cluster
+from bench.kit.ports import free_port
 from bench.kit.report import emit
 from bench.swarm import gpipe
 from bench.swarm.losses import ROWS, Setting, gaps

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from bench.kit.ports import free_port
 from tests.deploy.commands import refusal
 from tests.deploy.dockerfiles import ROOT, context, read
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 from tests.tiers import sampled
 
 FILES = ["hub.Dockerfile", "node.Dockerfile"]

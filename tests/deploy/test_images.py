@@ -30,10 +30,10 @@ from cryptography.hazmat.bindings import _rust
 
 pytest.importorskip("docker", reason="the extra atoll[docker] is not installed")
 
+from bench.kit.ports import free_port
 from tests.containers.daemons import Daemon, add_folder, import_image, small_archive, start_daemon
 from tests.deploy.dockerfiles import ROOT
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.skipif(

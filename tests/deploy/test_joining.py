@@ -16,9 +16,9 @@ import pytest
 
 from atoll.cli.hub_access import find
 from atoll.errors import HubUnreachable
+from bench.kit.ports import free_port
 from tests.deploy.test_compose import content, defaults
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 from tests.tiers import sampled
 
 pytestmark = pytest.mark.e2e

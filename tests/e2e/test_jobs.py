@@ -14,8 +14,8 @@ import pytest
 from atoll.cli.hub_access import KnownHub, find
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
+from bench.kit.ports import free_port
 from tests.e2e.conftest import ENDLESS, Atoll, lines_until, ticket_of, until, wait_for
-from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.kit.ports import free_port
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_faults import events_of, folder_of
 from tests.e2e.test_hub_restart import check_end, committed, ready, worker_pids
-from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -20,10 +20,10 @@ import pytest
 
 from atoll.cli.hub_access import KnownHub, find
 from atoll.net.http.client import HubClient
+from bench.kit.ports import free_port
 from tests.e2e.conftest import ENDLESS, Atoll, Running, shared_cache, ticket_of, until
 from tests.group.proxy import Proxy
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

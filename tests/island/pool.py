@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tests.ports import free_port as free_port
+from bench.kit.ports import free_port as free_port
 from tests.warm import processes
 
 dist: Any = torch.distributed

@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import DataError
 from atoll.models.named import check_named
 from atoll.models.pretrained import CausalLMConfig, load_tokenizer, make_pretrained
-from tests.ports import free_port
+from bench.kit.ports import free_port
 
 hub: Any = pytest.importorskip("huggingface_hub", reason="pip install 'atoll[hf]'")
 

@@ -21,9 +21,9 @@ from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
+from bench.kit.ports import free_port
 from tests.e2e.conftest import TINY, until
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 from tests.proxy.nginx import DOCUMENTED, ROOT, Nginx
 
 pytestmark = pytest.mark.skipif(

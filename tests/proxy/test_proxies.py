@@ -24,9 +24,9 @@ from atoll.net.sync_link import connect
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, Done
+from bench.kit.ports import free_port
 from tests.e2e.conftest import TINY, until
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 KINDS = ("http", "socks5")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.kit.ports import free_port
 from tests.e2e.conftest import Atoll, atoll, until
-from tests.ports import free_port
 
 __all__ = ["atoll"]
 

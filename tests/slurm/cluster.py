@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from bench.kit.ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 START_S = 60.0
 
@@ -75,7 +77,7 @@ class SlurmCluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         host = socket.gethostname().partition(".")[0]
-        ports = [_free_port(), _free_port()]
+        ports = [free_port(), free_port()]
         (folder / "slurm.conf").write_text(
             CONF.format(host=host, folder=folder, controller_port=ports[0], node_port=ports[1])
         )
@@ -128,10 +130,3 @@ class SlurmCluster:
             path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.[lo][ou]*")
         ]
         raise RuntimeError(f"{name} did not start: " + "\n".join(logs))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

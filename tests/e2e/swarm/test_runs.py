@@ -15,9 +15,9 @@ from atoll.data import BatchStream
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
 from atoll.train.build import build
+from bench.kit.ports import free_port
 from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until, wait_for
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.e2e,

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from atoll.cli.hub_access import find
+from bench.kit.ports import free_port
 from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until, wait_for, while_working
 from tests.e2e.swarm.test_lost_stages import SAVED, at_one_rate, told
 from tests.e2e.swarm.test_runs import answers, begin, job_of, results_of, submit, wait_together
 from tests.e2e.test_islands import ranks
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.e2e,

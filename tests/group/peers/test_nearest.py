@@ -17,11 +17,11 @@ from atoll.group.peers.relayed import RelayedChannel
 from atoll.group.routes.member_lines import KnownMembers, MemberLines
 from atoll.group.routes.rendezvous_store import split_host_port
 from atoll.net.member_tls import MemberKey
+from bench.kit.ports import free_port
 from tests.group.peers.channel_suite import LARGE, MUCH, ChannelSuite, received, sent
 from tests.net.small_hub import SmallHub, linked
 from tests.node.running import until
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 KEY = b"key of this job"
 HERE = "127.0.0.1"

@@ -20,10 +20,10 @@ from atoll.group.period import PeriodReport
 from atoll.group.routes.direct import DirectRoute
 from atoll.group.routes.requests import ReduceRequest
 from atoll.wire.messages import RoundPlan
+from bench.kit.ports import free_port
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 from tests.group.meeting_place import direct_route
 from tests.patience import PATIENCE_S, PROMPT_S
-from tests.ports import free_port
 
 T = TypeVar("T")
 

@@ -35,9 +35,9 @@ from atoll.hub.alarms.notify_senders import (
     send,
     subject,
 )
+from bench.kit.ports import free_port
 from tests.hub.alarms.notify_targets import WAIT_S, Web, alarm, message, run_hooks, until
 from tests.patience import PROMPT_S
-from tests.ports import free_port
 
 
 def test_webhook_posts_json_with_a_signature_that_can_be_checked(web: Web) -> None:

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from bench.kit.ports import free_port
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 
 BOUND_S = PATIENCE_S
 

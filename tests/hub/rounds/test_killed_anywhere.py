@@ -55,9 +55,9 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from atoll.wire.states import ProcessPhase
+from bench.kit.ports import free_port
 from tests.hub.lives import Lives
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
 from tests.tiers import sampled
 
 pytestmark = [
