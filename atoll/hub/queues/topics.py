@@ -118,7 +118,7 @@ class Topics:
         if positions is None:
             found = await self._queues.backend(topic).positions(topic)
             positions = self._positions.setdefault(topic, found)
-            state.subscribers = len(positions.keys() - {DROPPED})
+            self._queues.state(topic).subscribers = len(positions.keys() - {DROPPED})
         return positions
 
     async def _subscribe(self, topic: str, name: str, start: Literal["new", "oldest"]) -> int:
