@@ -112,6 +112,8 @@ class _Uvicorn(uvicorn.Server):
         """Stop without uvicorn's log lines about open streams."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets=sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its peer neither read nor closed in time
 
 
 class HubServer:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -24,6 +24,8 @@ from atoll.wire.messages import Beat, Done, RoundJoin, RoundPlan, RoundVote, Ver
 from tests.hub.nodes.test_membership import launches, registered
 from tests.hub.peer import NODE, Peer, member, node, submit
 from tests.patience import PATIENCE_S, PROMPT_S
+
+T = TypeVar("T")
 
 
 class Process:
@@ -228,6 +230,15 @@ def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
     assert verdicts == [Verdict(0, plan.epoch, True, "d", ["w0", "w1"])] * 4
 
 
+def wait_for(found: Callable[[], T]) -> T:
+    """Return the first result that is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return result
+
+
 def test_hub_never_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys, atoll.hub.__main__\n"
@@ -247,6 +258,21 @@ def test_other_websocket_paths_are_refused(tmp_path: Path) -> None:
             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
         }
         assert httpx.get(hub.url + "/elsewhere", headers=headers).status_code == 403
+
+
+def test_a_stopped_hub_drops_peers_that_do_not_read(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "data", jobs=tmp_path / "runs", reducers=False)
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with HubServer(options) as hub:
+            deaf.connect(("127.0.0.1", hub.port))
+            deaf.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n" * 2_000)
+            server = hub._server
+            assert server is not None
+            (connection,) = wait_for(lambda: server.server_state.connections)
+            wait_for(lambda: connection.transport.get_write_buffer_size() > 0)
+        assert connection not in server.server_state.connections
+        assert connection.transport.is_closing()
 
 
 def test_job_and_node_are_seen_over_rest(tmp_path: Path) -> None:

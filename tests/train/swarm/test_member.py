@@ -23,8 +23,12 @@ def world(
     return found
 
 
-def assert_close(found: World, *, within: float) -> None:
-    """Compare with the whole model; sums over members are rounded in another order."""
+def assert_close(found: World, *, within: float = 1e-4) -> None:
+    """Compare with the whole model; sums over members are rounded in another order.
+
+    After eight steps at rate 0.5 that is up to 9e-6 of the largest weight; a step or an early
+    microbatch too few is over 0.2.
+    """
     early = found.settings.early
     parameters, _ = expected("gpt", steps=found.steps, microbatches=COUNT, early=early)
     own = found.parameters()
@@ -48,7 +52,7 @@ def test_one_member_per_stage_trains_the_whole_model_bitwise(stages: int) -> Non
 def test_two_members_per_stage_train_the_same_model() -> None:
     found = world(4)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 @pytest.mark.parametrize("early", [2, 5])
@@ -57,7 +61,7 @@ def test_two_members_per_stage_train_the_same_model() -> None:
 def test_early_microbatches_use_the_weights_before(members: int, stages: int, early: int) -> None:
     found = world(members, stages=stages, early=early, steps=6)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
     plain, _ = expected("gpt", steps=6, microbatches=COUNT)
     assert any((found.parameters()[key] != value).any() for key, value in plain.items())
 
@@ -69,7 +73,7 @@ def test_a_kill_does_not_change_what_is_early(stage: int) -> None:
     found.until(lambda: found.ledger.step >= 2 and found.ledger.steps.ahead[stage].counted)
     found.kill(found.ledger.serving(stage)[0].holder.member)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
@@ -81,7 +85,7 @@ def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
     found.kill(found.ledger.serving(0)[0].holder.member)
     found.wait()
     assert found.recovered
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -92,7 +96,7 @@ def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> Non
     victim = next(m.holder.member for m in found.ledger.serving(stage))
     found.kill(victim)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -112,7 +116,7 @@ def test_a_copy_of_a_killed_members_sum_is_taken_over(stage: int) -> None:
 
     found.until(kill_one_with_a_copy)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 def test_members_join_and_a_killed_driver_is_replaced() -> None:
@@ -123,7 +127,7 @@ def test_members_join_and_a_killed_driver_is_replaced() -> None:
     found.until(lambda: found.ledger.step >= 3 and len(found.ledger.serving(0)) >= 2)
     found.kill(found.ledger.serving(0)[0].holder.member)
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
     assert {member.step for name, member in found.members.items() if name not in found.lost} == {6}
 
 
@@ -154,7 +158,7 @@ def test_a_lost_stage_goes_on_from_a_checkpoint_with_all(save_every: int, early:
     found.wait()
     assert found.ledger.history > 0
     assert sorted(found.files) == ([2, 4, 6] if save_every else [6])
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 def test_a_swarm_over_int8_activations_trains() -> None:
@@ -170,7 +174,7 @@ def test_news_that_overtake_a_verdict_make_none_recover() -> None:
     for number in range(4):
         found.start(f"w{number}")
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
     assert not found.recovered
 
 
@@ -183,7 +187,7 @@ def test_a_swarm_that_is_stopped_ends_at_one_step_on_all_members(early: int) -> 
         found.changed.notify_all()
     found.steps = found.ledger.saves.last
     found.wait()
-    assert_close(found, within=1e-5)
+    assert_close(found)
 
 
 def test_a_swarm_in_a_subspace_trains_the_confined_model() -> None:
