@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from bench.kit.ports import free_port
+from tests.patience import PATIENCE_S
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 START_S = 60.0
@@ -94,7 +95,12 @@ class SlurmCluster:
     def ask(self, *words: str) -> str:
         """Return what one of Slurm's commands prints."""
         done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, timeout=60, check=False
+            words,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         return done.stdout.strip()
 

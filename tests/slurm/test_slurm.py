@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Atoll, atoll, until
+from tests.patience import PATIENCE_S
 from tests.slurm.cluster import SlurmCluster, unavailable
 
 __all__ = ["atoll"]
@@ -66,7 +67,7 @@ def test_three_tasks_join_train_lose_one_and_end(
     family = [*python[0].children(recursive=True), python[0]]
     for process in family:
         process.kill()
-    psutil.wait_procs(family, timeout=30)
+    psutil.wait_procs(family, timeout=PATIENCE_S)
 
     ended = running.wait()
     assert ended.code == 0, ended.both

@@ -16,6 +16,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from tests.e2e.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 TICKET = "atoll://127.0.0.1:7700/it's-a_secret"
 
@@ -107,7 +108,7 @@ def test_a_notebook_cell_joins_and_leaves(tmp_path: Path) -> None:
             assert any("joined" in line for line in cell.stdout)
             assert len(client.nodes()) == 1
             cell.send_signal(2)
-            cell.communicate(timeout=120)
+            cell.communicate(timeout=PATIENCE_S)
         finally:
             cell.kill()
         assert cell.returncode == 0

@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def opened(hub: HubServer, **options: Any) -> ClientConnection:
 
 def ask(socket: ClientConnection, **fields: Any) -> dict[str, Any]:
     socket.send(json.dumps(fields))
-    found: dict[str, Any] = json.loads(socket.recv(timeout=60))
+    found: dict[str, Any] = json.loads(socket.recv(timeout=PATIENCE_S))
     return found
 
 
 def test_token_in_the_header_or_in_the_first_message(hub: HubServer) -> None:
     headers = {"Authorization": f"Bearer {hub.operator_token}"}
     with opened(hub, additional_headers=headers) as socket:
-        assert "welcome" in json.loads(socket.recv(timeout=60))
+        assert "welcome" in json.loads(socket.recv(timeout=PATIENCE_S))
     with opened(hub) as socket:
         assert "welcome" in ask(socket, token=hub.operator_token)
 
@@ -46,9 +47,9 @@ def test_token_in_the_header_or_in_the_first_message(hub: HubServer) -> None:
 def test_without_a_token_it_is_closed_with_a_reason(hub: HubServer, first: str) -> None:
     with opened(hub) as socket:
         socket.send(first)
-        assert "error" in json.loads(socket.recv(timeout=60))
+        assert "error" in json.loads(socket.recv(timeout=PATIENCE_S))
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=60)
+            socket.recv(timeout=PATIENCE_S)
 
 
 def test_page_of_another_site_gets_no_connection(hub: HubServer) -> None:
@@ -61,7 +62,7 @@ def test_answers_come_as_they_are_ready(hub: HubServer) -> None:
         ask(socket, token=hub.operator_token)
         socket.send(json.dumps({"id": 1, "do": "claim", "queue": "pool/a", "wait_s": 60}))
         answers = [ask(socket, id="two", do="put", queue="pool/a", value=[1, None])]
-        answers.append(json.loads(socket.recv(timeout=60)))
+        answers.append(json.loads(socket.recv(timeout=PATIENCE_S)))
         found = {answer["id"]: answer["done"] for answer in answers}
         assert found["two"]["duplicate"] is False
         (item,) = found[1]["items"]
@@ -91,7 +92,7 @@ def test_wrong_message_is_answered_and_the_connection_stays(
     with opened(hub) as socket:
         ask(socket, token=hub.operator_token)
         socket.send(text)
-        assert what in json.loads(socket.recv(timeout=60))["error"]["what"]
+        assert what in json.loads(socket.recv(timeout=PATIENCE_S))["error"]["what"]
         assert "done" in ask(socket, id=9, do="put", queue="pool/fine", value=1)
 
 

@@ -29,6 +29,7 @@ from atoll.wire.messages import (
 from tests.hub.meeting import commit
 from tests.hub.nodes.test_membership import Running, event_texts, job_of, options, until, vote
 from tests.hub.peer import Peer, member
+from tests.patience import PATIENCE_S
 
 
 def test_leases_are_dealt_with_the_verdict_and_survive_the_hub(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_one_job_that_fails_does_not_keep_the_others(
         raise OverflowError("what no code expects")
 
     monkeypatch.setattr(machine, "settle", fails)
-    running.hub.call(rounds.tick(), timeout_s=60.0)
+    running.hub.call(rounds.tick(), timeout_s=PATIENCE_S)
     assert f"the rounds of {running.job} failed" in caplog.text
     monkeypatch.undo()
     commit(running, 0)

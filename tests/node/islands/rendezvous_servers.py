@@ -26,6 +26,7 @@ from atoll.node.islands.supervisor_link import (
 )
 from atoll.wire.messages import RendezvousAddress
 from tests.node.islands.island_machines import RendezvousHub, rendezvous_hub
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -97,6 +98,6 @@ def start(count: int = 1) -> Start:
 
 
 def next_of(news: Any, kind: type) -> Any:
-    found = news.get(timeout=10)
+    found = news.get(timeout=PATIENCE_S)
     assert isinstance(found, kind), found
     return found

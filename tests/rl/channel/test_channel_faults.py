@@ -62,6 +62,9 @@ def act(channel: Channel, member: str, *, count: int = COUNT) -> bool:
         while side.sequence < count and not getattr(channel, "dead", False):
             side.send(trajectory(steps=3, seed=side.sequence, version=side.sequence))
             keeper.save(side.state_dict())
+        deadline = time.monotonic() + PATIENCE_S
+        while not (side.flush(timeout_s=1.0) or getattr(channel, "dead", False)):
+            assert time.monotonic() < deadline, "its experience was not taken"
         side.end(timeout_s=1.0)
         ended = True
     dead = getattr(channel, "dead", False)
@@ -200,7 +203,8 @@ def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
         assert time.monotonic() < deadline
         memory.learn()
     assert memory.learned == numbers("w1", count=30)
-    assert memory.side.counts["duplicate"] == 60
+    # On a busy machine a lease of 0.4 s may end before its item is acknowledged: it comes again.
+    assert memory.side.counts["duplicate"] >= 60
     assert memory.side.counts["out_of_order"] > 0
     memory.close()
     with_actor.close()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 
 KINDS = """
@@ -74,8 +76,8 @@ assert torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"] 
 def run(code: str) -> None:
     """Run code in a process of its own, in which nothing is loaded yet."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        check=False,
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+        timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
