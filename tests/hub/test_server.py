@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -21,11 +21,9 @@ from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
 from atoll.hub.server import ACCEPTED_AT_ONCE, HubServer, bind, reachable_url
 from atoll.wire.messages import Beat, Done, RoundJoin, RoundPlan, RoundVote, Verdict, Welcome
-from tests.hub.nodes.test_membership import launches, registered
+from tests.hub.nodes.test_membership import launches, registered, until
 from tests.hub.peer import NODE, Peer, member, node, submit
 from tests.patience import PATIENCE_S, PROMPT_S
-
-T = TypeVar("T")
 
 
 class Process:
@@ -230,15 +228,6 @@ def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
     assert verdicts == [Verdict(0, plan.epoch, True, "d", ["w0", "w1"])] * 4
 
 
-def wait_for(found: Callable[[], T]) -> T:
-    """Return the first result that is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return result
-
-
 def test_hub_never_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys, atoll.hub.__main__\n"
@@ -269,8 +258,9 @@ def test_a_stopped_hub_drops_peers_that_do_not_read(tmp_path: Path) -> None:
             deaf.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n" * 2_000)
             server = hub._server
             assert server is not None
-            (connection,) = wait_for(lambda: server.server_state.connections)
-            wait_for(lambda: connection.transport.get_write_buffer_size() > 0)
+            until(lambda: bool(server.server_state.connections))
+            (connection,) = server.server_state.connections
+            until(lambda: connection.transport.get_write_buffer_size() > 0)
         assert connection not in server.server_state.connections
         assert connection.transport.is_closing()
 
