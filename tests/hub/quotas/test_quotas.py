@@ -101,7 +101,12 @@ def test_files_of_a_job_end_at_its_limit(tmp_path: Path) -> None:
         row = row_of(hub, "job_disk", f"job {job}")
         assert row["reached"]
         assert row["refused"] == 2
-        assert row["used"] == sum(path.stat().st_size for path in folder.iterdir())
+
+        def counted() -> bool:  # events of the alarm are written after it is shown
+            used = row_of(hub, "job_disk", f"job {job}")["used"]
+            return bool(used == sum(path.stat().st_size for path in folder.iterdir()))
+
+        until(counted)
         (folder / "a.bin").unlink()
         assert put_file(hub, job, "b.bin", 20 * KB) == 201
 

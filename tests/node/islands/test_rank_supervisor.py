@@ -67,7 +67,7 @@ if rank == 0:
 else:
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).sendall(b"hello")
+            socket.create_connection(("127.0.0.1", port), timeout=60).sendall(b"hello")
             break
         except ConnectionRefusedError:
             time.sleep(0.02)
