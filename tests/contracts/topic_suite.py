@@ -130,3 +130,37 @@ class TopicContract(QueueBase):
 
         self.with_queue(first)
         self.with_queue(second)
+
+    def test_of_two_first_reads_at_once_the_first_decides(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published = asyncio.Event()
+
+        async def first(queue: Queues) -> None:
+            await queue.declare("t", QueueOptions(), topic=True)
+            backend = queue.backend("t")
+            last = backend.last
+            calls = 0
+
+            async def slow_last(topic: str) -> int:
+                nonlocal calls
+                calls += 1
+                if calls > 1:
+                    await published.wait()
+                    return await last(topic)
+                found = await last(topic)
+                await queue.topics.publish("t", entries("a"))
+                published.set()
+                return found
+
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "last", slow_last)
+                read = [queue.topics.read("t", "s", limit=0) for _ in range(2)]
+                places = {found.position for found in await asyncio.gather(*read)}
+            assert len(places) == 1
+
+        async def second(queue: Queues) -> None:
+            assert keys_of(await queue.topics.read("t", "s", limit=9)) == ["a"]
+
+        self.with_queue(first)
+        self.with_queue(second)

@@ -6,6 +6,7 @@ them. The acknowledged position of a subscription outlives its readers and the h
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +30,7 @@ class Topics:
         self._clock = clock
         self._positions: dict[str, dict[str, int]] = {}
         self._changed: set[str] = set()
+        self._subscribing = asyncio.Lock()
 
     def dropped(self, topic: str) -> None:
         """Record that a topic dropped items."""
@@ -73,7 +75,10 @@ class Topics:
         positions = await self._open(topic)
         position = positions.get(subscription)
         if position is None:
-            position = await self._subscribe(topic, subscription, start)
+            async with self._subscribing:  # of two first reads the first decides
+                position = positions.get(subscription)
+                if position is None:
+                    position = await self._subscribe(topic, positions, subscription, start)
         place = max(after, position)
         if topic in self._changed:
             self._changed.discard(topic)
@@ -121,8 +126,9 @@ class Topics:
             self._queues.state(topic).subscribers = len(positions.keys() - {DROPPED})
         return positions
 
-    async def _subscribe(self, topic: str, name: str, start: Literal["new", "oldest"]) -> int:
-        positions = self._positions[topic]
+    async def _subscribe(
+        self, topic: str, positions: dict[str, int], name: str, start: Literal["new", "oldest"]
+    ) -> int:
         if len(positions) > MAX_SUBSCRIPTIONS:
             raise HubError(
                 "this topic has too many subscriptions",
@@ -132,6 +138,6 @@ class Topics:
         backend = self._queues.backend(topic)
         position = await backend.last(topic) if start == "new" else positions.get(DROPPED, 0)
         await backend.set_position(topic, name, position)
-        positions.setdefault(name, position)
+        positions[name] = position
         self._queues.state(topic).subscribers = len(positions.keys() - {DROPPED})
-        return positions[name]
+        return position
