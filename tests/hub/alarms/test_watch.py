@@ -132,7 +132,7 @@ def test_machine_that_vanishes_is_told_until_it_is_back(
     assert alarm(hub, "node-lost")["node"] == name
     with Peer(hub, name, token=token, incarnation="i2", info=info):
         assert alarm(hub, "node-lost", ended=True)["node"] == name
-    assert [r["kind"] for r in ask(hub, "/api/alarms?all=1")] == ["node-lost"]
+        assert [r["kind"] for r in ask(hub, "/api/alarms?all=1")] == ["node-lost"]
 
 
 def test_open_alarms_outlive_the_hub(tmp_path: Path) -> None:
