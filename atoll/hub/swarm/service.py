@@ -75,6 +75,7 @@ class SwarmRuntime:
     rebuilt: set[tuple[int, int]] = field(default_factory=set)
     """Stages that became the mean of their neighbours, with the step."""
     going_back: asyncio.Lock = field(default_factory=asyncio.Lock)
+    storing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def wake(self) -> None:
         """Let waiting requests look again."""
@@ -344,13 +345,13 @@ class SwarmService:
 
     async def _store(self, runtime: SwarmRuntime) -> None:
         found = runtime.ledger.evaluations.found
-        for one in list(found):
-            # Steps of a SWARM that meets in every step are its rounds; others name the last one.
-            agrees = runtime.ledger.settings.agrees
-            round_ = one.step if agrees else self._committed_round(runtime.job)
-            await self._held_out.store(runtime.job, one, round_=round_)
-            if one in found:  # else another request has stored it meanwhile
-                found.remove(one)
+        async with runtime.storing:  # requests and the tick come at the same time
+            while found:
+                # Steps of a SWARM that meets in every step are its rounds; others name the last.
+                agrees = runtime.ledger.settings.agrees
+                round_ = found[0].step if agrees else self._committed_round(runtime.job)
+                await self._held_out.store(runtime.job, found[0], round_=round_)
+                del found[0]
 
     def _committed_round(self, job: str) -> int:
         rounds = self._rounds.of(job)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from atoll.hub.server import HubServer
+from atoll.swarm.evaluations import Evaluated
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, decode_manifest
 from atoll.wire.messages import Done, SwarmAnnounce, SwarmDone, SwarmLeases, SwarmWant
 from atoll.wire.swarm import HeldOutSum, Holder, SwarmLease
@@ -81,6 +83,22 @@ def test_a_loss_that_is_no_number_is_told(swarm: Running) -> None:
     assert event_texts(swarm.hub, swarm.job, "not-measured") == [
         "the held-out loss of step 0 is not a number"
     ]
+
+
+def test_two_who_store_at_once_tell_it_once(swarm: Running) -> None:
+    ready(swarm.members[0])
+    assert swarm.hub.hub is not None
+    service = swarm.hub.hub.grouped.swarm
+
+    async def both() -> None:
+        runtime = service._runtimes[swarm.job]
+        lost = Evaluated(0, 1, "w1", HeldOutSum(math.nan, 3), last=False)
+        runtime.ledger.evaluations.found.append(lost)
+        await asyncio.gather(service._store(runtime), service._store(runtime))
+        assert not runtime.ledger.evaluations.found
+
+    swarm.hub.call(both())
+    assert len(event_texts(swarm.hub, swarm.job, "not-measured")) == 1
 
 
 @pytest.mark.parametrize("saved_first", [True, False])
