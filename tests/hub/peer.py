@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from atoll.hub.server import HubServer
 from atoll.wire.chunks import ChunkHead, pack_chunk
 from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
-from atoll.wire.limits import MAX_FRAME_BYTES, PROTOCOL
-from atoll.wire.messages import Envelope, Hello, Launch, Message, NodeInfo, pack, unpack
+from atoll.wire.limits import DEAD_AFTER_S, MAX_FRAME_BYTES, PROTOCOL
+from atoll.wire.messages import (
+    Beat,
+    Envelope,
+    Hello,
+    Launch,
+    Message,
+    NodeInfo,
+    pack,
+    unpack,
+)
 from tests.patience import PATIENCE_S
 
 M = TypeVar("M", bound=Message)
@@ -43,7 +54,10 @@ def open_socket(hub: HubServer, *, receive_buffer_bytes: int = 0) -> Iterator[Cl
 
 
 class Peer:
-    """One session. Notices and relayed frames that come while waiting are kept."""
+    """One session. Notices and relayed frames that come while waiting are kept.
+
+    It beats as every process does: a test may take longer than the hub waits for a silent one.
+    """
 
     def __init__(
         self,
@@ -64,8 +78,12 @@ class Peer:
         self.relayed: list[Relay] = []
         self.answers: dict[int, Message] = {}
         self._last_id = 0
+        self._stats: dict[str, float] = {}
         hello = Hello(PROTOCOL, "test", session, token or hub.operator_token, incarnation, info)
         self.welcome = self.request(hello)
+        self._closed = threading.Event()
+        self._beats = threading.Thread(target=self._beat, daemon=True)
+        self._beats.start()
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +97,14 @@ class Peer:
         self.close()
 
     def close(self) -> None:
+        self._closed.set()
         self._open.close()
+        self._beats.join()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(ConnectionClosed, OSError):
+            while not self._closed.wait(DEAD_AFTER_S / 3):
+                self.tell(Beat(self._stats))
 
     def cut(self) -> None:
         """Break the connection without a word, as a cable that is pulled would after a reset."""
@@ -89,11 +114,16 @@ class Peer:
     def ask(self, body: Message) -> int:
         """Send a request; return its id."""
         self._last_id += 1
-        self.socket.send(pack(body, id=self._last_id))
+        self._send(body, self._last_id)
         return self._last_id
 
     def tell(self, body: Message) -> None:
-        self.socket.send(pack(body))
+        self._send(body, 0)
+
+    def _send(self, body: Message, id: int) -> None:
+        if isinstance(body, Beat):
+            self._stats = body.stats
+        self.socket.send(pack(body, id=id))
 
     def answer(self, id: int, *, timeout_s: float = WAIT_S) -> Message:
         """Wait for the answer to a request."""

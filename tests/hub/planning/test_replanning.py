@@ -96,6 +96,7 @@ def test_slower_lines_give_a_longer_interval_for_good(
             time.sleep(0.2)  # it has to last for a while
         assert hub.planner.started == 1
         (text,) = event_texts(scene, job)
+        assert text.startswith("planned again: ")
         scene.round(members, 1)
         runtime = hub.rounds.runtime(job)
         verdict = runtime.verdicts[max(runtime.verdicts)]
