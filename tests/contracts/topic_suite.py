@@ -164,3 +164,30 @@ class TopicContract(QueueBase):
 
         self.with_queue(first)
         self.with_queue(second)
+
+    def test_all_who_read_at_once_hear_that_they_missed_something(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(queue: Queues) -> None:
+            await queue.declare("t", QueueOptions(max_items=2), topic=True)
+            names = ["s", "r"]
+            for name in names:
+                await queue.topics.read("t", name, limit=0)
+            for key in "abcd":
+                await queue.topics.publish("t", entries(key))
+            backend = queue.backend("t")
+            positions = backend.positions
+
+            async def slow_positions(topic: str) -> dict[str, int]:
+                await asyncio.sleep(0.05)
+                return await positions(topic)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "positions", slow_positions)
+                reads = [queue.topics.read("t", name, limit=9) for name in names]
+                found = await asyncio.gather(*reads)
+            assert [(keys_of(one), one.missed) for one in found] == [(["c", "d"], True)] * 2
+            again = await queue.topics.read("t", "s", limit=9, after=found[0].items[-1].seq)
+            assert (keys_of(again), again.missed) == ([], False)
+
+        self.with_queue(test)

@@ -120,6 +120,8 @@ class Membership:
         else:
             await self._events.add("", "node-lost", f"{session.address} does not answer")
         for job, member in self._members_on(session.address):
+            if self._sessions.get(session.address) is not None:
+                return  # it is back, and its processes with it
             if self._session(job, member.member) is None:
                 await self._lose(job.job, member.member, "it disconnected")
 

@@ -122,8 +122,13 @@ class NatsBackend:
         if known is not None and known.topic != topic:
             await self._streams.remove(queue)
             self._queues.pop(queue, None)
-        await self._records.store(OptionsRecord(queue, topic, options))
-        self._topics[queue] = topic
+        before = self._topics.get(queue, False)
+        self._topics[queue] = topic  # items that come while this is stored make the stream
+        try:
+            await self._records.store(OptionsRecord(queue, topic, options))
+        except BaseException:
+            self._topics[queue] = before
+            raise
 
     # ---------------------------------------------------------------------------- producing
 

@@ -301,6 +301,8 @@ class Queues:
             if (over := state.depth.dead - MAX_DEAD) > 0:
                 letters = await self.dead_letters(state.queue, limit=over)
                 await self.discard(state.queue, [letter.seq for letter in letters])
+            if self._states.get(state.queue) is not state:
+                continue  # it was removed meanwhile
             if state.idle and not state.rate_in.per_s(now=now) + state.rate_out.per_s(now=now):
                 self.room.remove(self._states.pop(state.queue))
             if state.options.keep_s > 0 and (state.ready or state.depth.dead):

@@ -7,6 +7,7 @@ them. The acknowledged position of a subscription outlives its readers and the h
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -29,19 +30,21 @@ class Topics:
         self._queues = queues
         self._clock = clock
         self._positions: dict[str, dict[str, int]] = {}
-        self._changed: set[str] = set()
+        self._drops: Counter[str] = Counter()
+        """Drops of topics since the position of the last dropped item was read."""
         self._subscribing = asyncio.Lock()
 
     def dropped(self, topic: str) -> None:
         """Record that a topic dropped items."""
-        self._changed.add(topic)
+        self._drops[topic] += 1
 
     def forget(self, prefix: str) -> None:
         """Forget removed topics with this prefix."""
         gone = [topic for topic in self._positions if topic.startswith(prefix)]
         for topic in gone:
             del self._positions[topic]
-        self._changed -= {topic for topic in self._changed if topic.startswith(prefix)}
+        for topic in [topic for topic in self._drops if topic.startswith(prefix)]:
+            del self._drops[topic]
 
     async def publish(self, topic: str, entries: Sequence[QueueEntry]) -> QueuePutManyDone:
         """Append items in order, all or none; items with a known key are not stored again.
@@ -80,10 +83,11 @@ class Topics:
                 if position is None:
                     position = await self._subscribe(topic, positions, subscription, start)
         place = max(after, position)
-        if topic in self._changed:
-            self._changed.discard(topic)
+        if drops := self._drops.get(topic):
             found = await self._queues.backend(topic).positions(topic)
-            positions[DROPPED] = found.get(DROPPED, 0)
+            positions[DROPPED] = max(found.get(DROPPED, 0), positions.get(DROPPED, 0))
+            if self._drops[topic] == drops:  # else another read is needed
+                del self._drops[topic]
         missed = positions.get(DROPPED, 0) > place
         if limit <= 0:
             return TopicItems([], position, missed)

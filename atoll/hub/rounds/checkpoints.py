@@ -351,15 +351,16 @@ class Checkpoints:
         await self._score_all(job)
         table = self._jobs.get(job).spec.checkpoint
         keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
-        deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
-        newest = await asyncio.to_thread(newest_complete, self._jobs.folder(job))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "DELETE FROM checkpoint_parts WHERE job = ? AND round < ?", (job, newest)
             )
 
-        await self._database.write(write)
+        async with self._lock:  # what is incomplete and older goes: nobody completes it meanwhile
+            deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
+            newest = await asyncio.to_thread(newest_complete, self._jobs.folder(job))
+            await self._database.write(write)
         if deleted:
             logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
 

@@ -112,17 +112,19 @@ class Scheduler:
 
     async def stop(self, job: str, *, grace_s: float) -> None:
         """End a job: its members finish their round within `grace_s`, save and leave."""
-        record = self._jobs.get(job)
-        if record.state == JobState.WAITING:
-            await self._jobs.set_state(job, JobState.STOPPED, reason="cancelled before starting")
-        elif record.state == JobState.RUNNING:
-            await self._jobs.update(job, rescaling=False)
-            await self._stores.events.add(job, "stopping", "stopped by operator")
-            await self._begin_to_stop(record, grace_s=grace_s)
-            self._tell_to_stop(record)
-            for member in self._membership.live(job) if record.silent else []:
-                if not record.members[member].incarnation:  # it has no rounds to finish
-                    await self._launching.end(record, member, grace_s=grace_s)
+        async with self._lock:  # it may be about to start, or to end
+            record = self._jobs.get(job)
+            if record.state == JobState.WAITING:
+                why = "cancelled before starting"
+                await self._jobs.set_state(job, JobState.STOPPED, reason=why)
+            elif record.state == JobState.RUNNING:
+                await self._jobs.update(job, rescaling=False)
+                await self._stores.events.add(job, "stopping", "stopped by operator")
+                await self._begin_to_stop(record, grace_s=grace_s)
+                self._tell_to_stop(record)
+                for member in self._membership.live(job) if record.silent else []:
+                    if not record.members[member].incarnation:  # it has no rounds to finish
+                        await self._launching.end(record, member, grace_s=grace_s)
 
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
         await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
@@ -360,13 +362,15 @@ class Scheduler:
         """End members after their grace period, and retry what failed; once a second."""
         now = self._clock.monotonic()
         for job in [job for job, at in self._stop_at.items() if now >= at]:
-            del self._stop_at[job]
+            if self._stop_at.pop(job, None) is None:
+                continue  # it has ended meanwhile
             self._give_up_at[job] = now + 2 * self._launching.kill_grace_s
             record = self._jobs.get(job)
             for member in self._membership.live(job):
                 await self._launching.end(record, member)
         for job in [job for job, at in self._give_up_at.items() if now >= at]:
-            del self._give_up_at[job]
+            if self._give_up_at.pop(job, None) is None:
+                continue
             for member in self._membership.live(job):
                 await self._membership.give_up(job, member)
         open_jobs = [record for record in self._jobs.list() if not record.over]

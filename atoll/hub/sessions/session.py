@@ -223,6 +223,8 @@ class Sessions:
             self.admit(identity, scope)
             if pause_s := self.pause_of(identity, HTTP_COST):  # of who connects ever again
                 await asyncio.sleep(pause_s)
+                # Its token may have been revoked meanwhile.
+                hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
             self._replaced.check(hello)
         except AtollError as error:
             vars(error)["hello_id"] = envelope.id

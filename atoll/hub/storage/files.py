@@ -128,10 +128,11 @@ class Files:
                 hexdigest, _ = await upload.receive(
                     temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
                 )
+                self._check_there(job, name)
                 status = await asyncio.to_thread(upload.put_in_place, temporary, path)
-            if job in self._gone:  # deleted while the file was uploaded
-                await asyncio.to_thread(_remove_folder, self._jobs_dir / job)
-                raise HubError("the job was deleted meanwhile", given=f"{name} of {job}")
+            if job in self._gone:  # its other files may stay
+                await asyncio.to_thread(_take_back, path, self._jobs_dir)
+            self._check_there(job, name)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -142,6 +143,10 @@ class Files:
 
         await self._database.write(remember)
         return FileInfo(name, status.st_size, hexdigest, status.st_mtime)
+
+    def _check_there(self, job: str, name: str) -> None:
+        if job in self._gone:
+            raise HubError("the job was deleted meanwhile", given=f"{name} of {job}")
 
     async def write(self, job: str, name: str, data: bytes) -> FileInfo:
         """Store bytes that the hub itself made."""
@@ -226,6 +231,14 @@ def _measure(folder: Path) -> FolderSize:
                 files, nbytes = files + 1, nbytes + size
                 of_checkpoints += size if below else 0
     return FolderSize(files, nbytes, of_checkpoints)
+
+
+def _take_back(path: Path, root: Path) -> None:
+    """Delete a file, and the folders below `root` that are empty without it."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        while (path := path.parent) != root:
+            path.rmdir()
 
 
 def _remove_folder(folder: Path) -> None:

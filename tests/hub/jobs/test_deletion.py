@@ -20,6 +20,7 @@ from atoll.hub.jobs.record import Job
 from atoll.hub.jobs.retention import RetentionRules, expired_jobs
 from atoll.hub.queues.queues import Queues
 from atoll.hub.server import HubServer
+from atoll.hub.storage import upload
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import LogLines, Point, ProcessState, QueueEntry, QueueOptions
 from atoll.wire.states import JobState, ProcessPhase
@@ -205,7 +206,37 @@ def test_job_deleted_during_an_upload_leaves_no_file(tmp_path: Path) -> None:
 
         with pytest.raises(HubError, match="deleted meanwhile"):
             await stores.files.put(job, "artifacts/w0/a", slow())
-        assert not (tmp_path / "runs" / job).exists()
+        assert not stores.jobs.folder(job).exists()
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.parametrize("when", ["arriving", "arrived"])
+def test_an_upload_during_a_deletion_leaves_the_files_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    async def test(stores: Any) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        await stores.files.write(job, "model.safetensors", b"of weeks")
+        placed = upload.put_in_place
+
+        def place(temporary: Path, path: Path) -> Any:
+            status = placed(temporary, path)
+            stores.files.expect_none(job)
+            return status
+
+        async def chunks() -> Any:
+            yield b"first"
+            if when == "arriving":
+                stores.files.expect_none(job)
+            yield b"second"
+
+        monkeypatch.setattr(upload, "put_in_place", place)
+        with pytest.raises(HubError, match="deleted meanwhile"):
+            await stores.files.put(job, "artifacts/w0/a", chunks())
+        folder = stores.jobs.folder(job)
+        assert (folder / "model.safetensors").read_bytes() == b"of weeks"
+        assert not (folder / "artifacts").exists()
 
     with_stores(tmp_path, test)
 

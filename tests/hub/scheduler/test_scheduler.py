@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -162,6 +164,32 @@ def test_waiting_job_is_stopped_at_once(hub: HubServer) -> None:
     hub.call(hub.hub.live.stop(job, grace_s=1))
     stopped = job_of(hub, job)
     assert (stopped.state, stopped.reason) == ("stopped", "cancelled before starting")
+
+
+def test_job_that_is_stopped_while_it_starts_does_not_run(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.hub is not None
+    live, jobs = hub.hub.live, hub.hub.stores.jobs
+    assign, starts = jobs.members.assign, asyncio.Event()
+
+    async def slow_assign(*args: Any, **options: Any) -> Any:
+        starts.set()
+        await asyncio.sleep(0.1)
+        return await assign(*args, **options)
+
+    async def stop_at_its_start() -> str:
+        job = (await jobs.create("[job]\nnodes = 1\n", files={})).job
+        starting = asyncio.ensure_future(live.submit(job))
+        await starts.wait()
+        await live.stop(job, grace_s=60.0)
+        await starting
+        return job
+
+    monkeypatch.setattr(jobs.members, "assign", slow_assign)
+    with node(hub, "a"):
+        job = hub.call(stop_at_its_start(), timeout_s=PATIENCE_S)
+        assert job_of(hub, job).stopping
 
 
 def test_stop_is_in_the_next_plan_and_the_job_ends_stopped(hub: HubServer) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -13,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from atoll.hub.app import HubOptions
+from atoll.hub.security.auth import Identity
 from atoll.hub.server import HubServer
 from atoll.wire.frames import HEADER, MAGIC, Kind, decode, encode
 from atoll.wire.limits import MAX_FRAME_BYTES, MAX_RELAY_BYTES, PROTOCOL, WINDOW_BYTES
@@ -131,6 +133,27 @@ def test_second_connection_replaces_the_first(hub: HubServer) -> None:
     with Peer(hub, "j/over") as first, Peer(hub, "j/over") as second:
         assert closing(first)[0] == 4000
         assert isinstance(second.request(Beat()), Done)
+
+
+def test_a_token_that_is_revoked_while_its_owner_waits_opens_no_session(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever connects ever again waits; to be evicted meanwhile ends it."""
+    assert hub.hub is not None
+    auth = hub.hub.stores.auth
+    token = hub.call(auth.issue_job_token("j", member="w7"))
+    revoked: list[asyncio.Future[None]] = []
+
+    def pause(identity: Identity, cost: float) -> float:
+        revoked.append(asyncio.ensure_future(auth.revoke_member("j", "w7")))
+        return 0.3
+
+    monkeypatch.setattr(hub.hub.sessions, "pause_of", pause)
+    refused = Peer(hub, "j/w7", token=token)
+    assert isinstance(refused.welcome, Failure)
+    assert revoked[0].done()
+    assert hub.hub.sessions.get("j/w7") is None
+    refused.close()
 
 
 def test_session_is_lost_after_the_grace(hub: HubServer) -> None:
