@@ -212,7 +212,7 @@ def test_job_deleted_during_an_upload_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["arriving", "arrived"])
-def test_an_upload_during_a_deletion_leaves_the_files_that_stay(
+def test_an_upload_during_a_deletion_leaves_what_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     async def test(stores: Any) -> None:

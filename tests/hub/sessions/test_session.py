@@ -135,7 +135,7 @@ def test_second_connection_replaces_the_first(hub: HubServer) -> None:
         assert isinstance(second.request(Beat()), Done)
 
 
-def test_a_token_that_is_revoked_while_its_owner_waits_opens_no_session(
+def test_a_token_revoked_during_the_wait_opens_no_session(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever connects ever again waits; to be evicted meanwhile ends it."""
