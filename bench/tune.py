@@ -63,12 +63,13 @@ class Plan:
     """How long a step lasts at least."""
     settings: tuple[str, ...] = ()
 
-    def words(self, *, batch: int, steps: int) -> list[str]:
+    def words(self, *, batch: int, steps: int, threads: int) -> list[str]:
         """Return the options of `atoll tune`."""
         settings = (
             "strategy.preset=streaming-diloco", "strategy.codec=int8",
-            f"strategy.every={self.every}", "job.threads=1", "data.held_out=0.03",
-            "tune.rank=16", "checkpoint.every=2", "job.seed=7", *self.settings,
+            f"strategy.every={self.every}", "data.held_out=0.03",
+            "tune.rank=16", "checkpoint.every=2", "job.seed=7", f"job.threads={threads}",
+            *self.settings,
         )  # fmt: skip
         words = ["--steps", str(steps), "--batch", str(batch), "--context", str(self.context)]
         return [*words, *(word for one in settings for word in ("--set", one))]
@@ -122,7 +123,7 @@ def together(place: Hosts, plan: Plan, model: str, chats: Path) -> dict[str, Any
     runs = place.folder / "runs"
     job = place.start(
         HUB, "tune", model, str(chats), "--nodes", str(MEMBERS), "--runs", str(runs),
-        *plan.words(batch=plan.batch, steps=plan.steps),
+        *plan.words(batch=plan.batch, steps=plan.steps, threads=1),
     )  # fmt: skip
     deadline, killed = time.monotonic() + plan.limit_s, -1
     while job.poll() is None and time.monotonic() < deadline:
@@ -141,13 +142,14 @@ def together(place: Hosts, plan: Plan, model: str, chats: Path) -> dict[str, Any
 
 def alone(folder: Path, plan: Plan, model: str, chats: Path, *, steps: int) -> dict[str, Any]:
     """Train on this machine alone, with the batch of all members; return the summary."""
-    runs = folder / "alone"
+    runs, threads = folder / "alone", os.cpu_count() or 1
     command = [
         sys.executable, "-m", "atoll.cli", "tune", model, str(chats), "--local", "1",
-        "--runs", str(runs), *plan.words(batch=plan.batch * MEMBERS, steps=steps),
+        "--runs", str(runs),
+        *plan.words(batch=plan.batch * MEMBERS, steps=steps, threads=threads),
     ]  # fmt: skip
     own = {**os.environ, "ATOLL_HOME": str(folder / "home-alone"), "PYTHONPATH": str(ROOT)}
-    own |= {"OMP_NUM_THREADS": "1"}
+    own |= {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
         command, cwd=folder, env=own, capture_output=True, text=True, timeout=plan.limit_s,
         check=False,
@@ -242,7 +244,7 @@ def measure(plan: Plan, model: str) -> dict[str, Any]:
                 shared = together(place, plan, model, chats)
             finally:
                 place.close()
-        say(f"three nodes: {shared['tokens']} tokens, loss {shared['loss_final']}")
+        say(f"three nodes: {json.dumps(shared)}")
         done = sum(member["steps"] for member in shared["members"])
         steps = max(1, round(done / MEMBERS))
         single = alone(folder, plan, model, chats, steps=steps)

@@ -14,6 +14,7 @@ from atoll.ids import session_id
 from atoll.net.endpoint import endpoint_of
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
+from atoll.net.line_use import LineUse
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.job_messages import FOUND_ROOM, WAITS_FOR_ROOM
 from atoll.wire.messages import Event, Finished, Registered
@@ -92,6 +93,7 @@ def connect_group(
     *,
     route: str = "auto",
     serve: Callable[[SyncLink], Sequence[str]] | None = None,
+    line: LineUse | None = None,
 ) -> Connection:
     """Open the session of a member and register it with its job.
 
@@ -103,6 +105,7 @@ def connect_group(
         route: `auto`, `direct` or `relay`.
         serve: Starts the server of the committed state on the member's session; returns the
             host:port at which it listens.
+        line: Learns when exchanges use the line of this machine.
 
     Raises:
         HubUnreachable: no hub answers there.
@@ -145,6 +148,7 @@ def connect_group(
             member=environment.member,
             hub=environment.hub,
             route="relay" if environment.relayed else route,
+            line=line,
         )
         groups.append(group)
         registered = group.register(state=serve(link) if serve is not None else ())

@@ -44,6 +44,7 @@ from atoll.group.routes.rendezvous_store import own_address
 from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
 from atoll.group.routes.routes import Routes
 from atoll.group.single import own_packets, own_values
+from atoll.net.line_use import LineUse
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
     Done,
@@ -91,10 +92,12 @@ class HubGroup:
         hub: str,
         route: str = "auto",
         patience_s: float = 600.0,
+        line: LineUse | None = None,
     ) -> None:
         """Create the group of one member, with `route` `auto`, `direct` or `relay`.
 
-        Peers connect to the local address of the route to `hub`, which may be away `patience_s`.
+        Exchanges use the `line`. Peers connect to the local address of the route to `hub`, which
+        may be away `patience_s`.
         """
         self.me = member
         self.members: tuple[str, ...] = ()
@@ -127,7 +130,7 @@ class HubGroup:
         self._calls = ParameterServerCalls(link, job=job)
         self._exchanges = ExchangeQueue(
             self._routes, me=member, is_lost=self._is_lost,
-            trouble=partial(self._requests.tell, me=member),
+            trouble=partial(self._requests.tell, me=member), line=line or LineUse(),
         )  # fmt: skip
         self._decided = threading.Event()
         """Set while no attempt with this member is open."""
@@ -164,9 +167,12 @@ class HubGroup:
             self._peers.look_early(reply.num_slots, then=routes.prepare)
         return reply
 
-    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """See :meth:`Group.recover`."""
-        sources = self._requests.ask(Recover(failed=list(failed), ready=ready), Sources)
+    def recover(
+        self, failed: Sequence[str] = (), *, ready: bool = True, needs_s: float = 0.0
+    ) -> Sources:
+        """See :meth:`Group.recover`; `needs_s`: seconds of a fetch that came too late."""
+        question = Recover(failed=list(failed), ready=ready, needs_s=needs_s)
+        sources = self._requests.ask(question, Sources)
         self.committed_round = sources.round
         self._announced.forget()
         self._peers.forget()

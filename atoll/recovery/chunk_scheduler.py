@@ -81,8 +81,11 @@ class ChunkScheduler:
     waiting: list[str]
     """Donors not asked yet, in the order to ask them."""
     kept: PartialState | None = None
-    """Shared image of an earlier attempt; continued if its root is still wanted."""
+    """Shared image of an earlier attempt; continued if its root is still wanted, else what is equal
+    in both is copied."""
     progress: Progress | None = None
+    with_inner: bool = True
+    """Whether the inner image is fetched, too."""
     finished: bool = field(default=False, init=False)
     shared: PartialState | None = field(default=None, init=False)
     inner: PartialState | None = field(default=None, init=False)
@@ -90,6 +93,8 @@ class ChunkScheduler:
     """Donors of at least one chunk."""
     nbytes: int = field(default=0, init=False)
     """Bytes of new chunks."""
+    identical: bool = field(default=False, init=False)
+    """Whether a donor has said that its shared image should equal that of others."""
     _expected: set[str] = field(default_factory=set, init=False)
     """Donors that were asked and have not reported yet."""
     _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
@@ -106,6 +111,7 @@ class ChunkScheduler:
         """Add a donor's report; `identical`: its shared image should equal that of others."""
         with self._condition:
             self._expected.discard(member)
+            self.identical = self.identical or identical
             self._entries[member] = _Entry(shared, shared.root, inner, identical)
             self._choose_image()
             self._condition.notify_all()
@@ -240,7 +246,7 @@ class ChunkScheduler:
                 )
             return None
         now, most = self._clock.monotonic(), entry.most()
-        if not self._inner_donor and self._suits(entry, shared):
+        if self.with_inner and not self._inner_donor and self._suits(entry, shared):
             self._inner_donor = member
             self.inner = PartialState(entry.inner)
         if self.inner is not None and member == self._inner_donor:
@@ -289,13 +295,16 @@ class ChunkScheduler:
             self.shared.restart()
         else:
             self.shared = PartialState(manifest)
+            if self.kept is not None:
+                self.shared.take_over(self.kept)
 
     def _check(self) -> None:
         """End the attempt when all is fetched, or no donor is left."""
         if not self._entries and not self._expected and not self.waiting:
             self.finished = True
         elif self._settled and self.shared is not None and self.shared.complete:
-            self.finished = self.inner is not None and self.inner.complete
+            inner = self.inner is not None and self.inner.complete
+            self.finished = inner or not self.with_inner
         if self.finished:
             self._condition.notify_all()
 
@@ -308,7 +317,7 @@ class ChunkScheduler:
         """Return bytes fetched and total; the inner image is estimated before it begins."""
         images = [image for image in (self.shared, self.inner) if image is not None]
         total = sum(image.manifest.nbytes for image in images)
-        if self.inner is None:
+        if self.inner is None and self.with_inner:
             total += max(entry.inner.nbytes for entry in self._entries.values())
         return sum(image.done_bytes for image in images), total
 

@@ -52,7 +52,9 @@ class Fetch:
     deadline: float
     """Monotonic time at which to give up."""
     kept: PartialState | None = None
-    """Shared image of an earlier attempt."""
+    """Shared image of an earlier attempt, or of an earlier round."""
+    with_inner: bool = True
+    """Whether the optimizer state of a donor is needed."""
     failed: dict[str, str] = field(default_factory=dict, init=False)
     """Dropped donors, with the reason."""
     differing: set[str] = field(default_factory=set, init=False)
@@ -72,7 +74,9 @@ class Fetch:
         to = self.recipient
         peers = {peer.member: peer for peer in self.answer.peers if peer.member != to.me}
         order = ask_order(list(peers.values()), me=slot_of(to.me))
-        scheduler = self.scheduler = ChunkScheduler(order, kept=self.kept, progress=to.progress)
+        scheduler = self.scheduler = ChunkScheduler(
+            order, kept=self.kept, progress=to.progress, with_inner=self.with_inner
+        )
         clock, compare_at = RealClock(), 0.0
         try:
             while not scheduler.finished:

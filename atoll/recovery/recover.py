@@ -42,6 +42,9 @@ class Recovered:
     """Bytes of state transferred."""
     answer: Sources
     """The hub's last answer."""
+    image: PartialState | None = None
+    """The shared image as it came, for a fetch of a newer one; None: members have different ones.
+    """
 
 
 def recover(
@@ -50,6 +53,7 @@ def recover(
     ask: Callable[[Recover], Sources],
     deadline: float,
     distrusted: Sequence[str] = (),
+    older: Recovered | None = None,
 ) -> Recovered:
     """Fetch the committed state from the members that have it, several at once.
 
@@ -62,6 +66,8 @@ def recover(
         ask: Asks the hub who has the state.
         deadline: Monotonic time at which to give up.
         distrusted: Members whose state did not fit before: asked only if no other is left.
+        older: What was fetched before a newer state was committed: its optimizer state is kept, and
+            of the shared image only chunks with other bytes are fetched.
 
     Raises:
         DeadlineExceeded: it took too long.
@@ -71,25 +77,27 @@ def recover(
     clock = RealClock()
     began, nbytes, pause_s = clock.monotonic(), 0, FIRST_PAUSE_S
     failed = set(distrusted)
-    kept: PartialState | None = None
+    kept = older.image if older is not None else None
+    inner = older.inner if older is not None and kept is not None else None
     round_ = -1
     while True:
         answer = ask(Recover(sorted(failed)))
         if not answer.peers:
             return Recovered(answer.round, "", None, None, [], clock.monotonic() - began, 0, answer)
         if answer.round != round_:
-            round_, kept, pause_s = answer.round, None, FIRST_PAUSE_S
-        fetch = Fetch(recipient, answer, deadline, kept=kept)
+            round_, pause_s = answer.round, FIRST_PAUSE_S
+        fetch = Fetch(recipient, answer, deadline, kept=kept, with_inner=inner is None)
         scheduler = fetch.run()
         nbytes += scheduler.nbytes
         parts = _parts(scheduler, fetch) if scheduler.complete else None
         if parts is not None and scheduler.shared is not None:
             return Recovered(
-                answer.round, scheduler.shared.manifest.base, parts[0], parts[1],
+                answer.round, scheduler.shared.manifest.base, parts[0], parts[1] or inner,
                 sorted(scheduler.donors), clock.monotonic() - began, nbytes, answer,
+                scheduler.shared if scheduler.identical else None,
             )  # fmt: skip
         failed |= fetch.failed.keys() - fetch.differing
-        kept = scheduler.shared if not scheduler.complete else None
+        kept = None if scheduler.complete else scheduler.shared or kept
         log.info("no source of round %d is left; asking the hub again", answer.round)
         _pause(pause_s, deadline=deadline, stop=recipient.stop)
         pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

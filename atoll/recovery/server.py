@@ -8,13 +8,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from atoll.net.line_use import LineUse
 from atoll.net.member_tls import MemberKey, server_context
 from atoll.net.sync_link import SyncLink
 from atoll.recovery.http_server import HttpStateServer
 from atoll.recovery.relay_server import RelayStateServer
 from atoll.recovery.snapshot_cache import Offered, SnapshotCache, StateOf, Still
+from atoll.wire.recovery_messages import StateAnswer, StateAsk
 
 log = logging.getLogger(__name__)
+
+SERVE_S = 1.0
+"""A slow line needs this long for what is asked for at once; see `AHEAD_S`."""
 
 
 class StateServer:
@@ -26,8 +31,9 @@ class StateServer:
     """
 
     def __init__(
-        self, *, job: str, token: str, address: str, link: SyncLink | None, encrypted: bool = True
-    ) -> None:
+        self, *, job: str, token: str, address: str, link: SyncLink | None, encrypted: bool = True,
+        line: LineUse | None = None,
+    ) -> None:  # fmt: skip
         """Start listening; before `offer` requests are answered with "not yet".
 
         Args:
@@ -36,28 +42,34 @@ class StateServer:
             address: This machine's address towards the hub; empty: serve over the relay only.
             link: The member's session with the hub; None: serve directly only.
             encrypted: Whether direct connections are; by `encryption` in `[job]`.
+            line: Learns when the state is sent.
         """
         key = secrets.token_urlsafe(24)
         own = MemberKey() if encrypted and address else None
         self.fingerprint = own.fingerprint if own is not None else ""
         """SHA-256 of the key of its certificate; empty: it does not encrypt."""
         self._cache = SnapshotCache(job=job, key=key, fingerprint=self.fingerprint)
+        self._line = line or LineUse()
         self._http_server: HttpStateServer | None = None
         self.dial: list[str] = []
         """host:port of the HTTP server; empty without one."""
         if address:
             try:
                 self._http_server = HttpStateServer(
-                    self._cache.answer, address=address, keys=(key, token),
+                    self._answer, address=address, keys=(key, token),
                     tls=server_context(own) if own is not None else None,
                 )  # fmt: skip
                 host = f"[{address}]" if ":" in address else address
                 self.dial = [f"{host}:{self._http_server.port}"]
             except OSError as error:
                 log.warning("the state is served through the hub only: %s: %s", address, error)
-        self._relay_server = (
-            RelayStateServer(self._cache.answer, link=link) if link is not None else None
-        )
+        self._relay_server = RelayStateServer(self._answer, link=link) if link is not None else None
+
+    def _answer(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+        answer, view = self._cache.answer(ask)
+        if view.nbytes:
+            self._line.serve(SERVE_S)
+        return answer, view
 
     def offer(self, state: StateOf, *, still: Still) -> None:
         """Serve this state from now on.

@@ -48,6 +48,9 @@ RETURNED = (RoundMemberState.LIVE, RoundMemberState.RECOVERING, RoundMemberState
 LEAST_READY_S = 2.0
 """Least time for the first join of a member that has just recovered."""
 
+HOLD_MARGIN = 1.5
+"""A round waits for a member that recovers slowly this many times as long as that took before."""
+
 
 @dataclass
 class RoundMachine(Quorum):
@@ -186,8 +189,11 @@ class RoundMachine(Quorum):
         note = EventRaised("member-silent", text, member)
         return [note, *self.step_aside(member, RoundMemberState.AWAY), *self.settle(now)]
 
-    def recover(self, member: str, now: float) -> list[Effect]:
-        """A member recovers the committed state; rounds wait for it, for a bounded time."""
+    def recover(self, member: str, now: float, *, needs_s: float = 0.0) -> list[Effect]:
+        """A member recovers the committed state; rounds wait for it, for a bounded time.
+
+        `needs_s`: how long it took to fetch a state than which there is a newer one now.
+        """
         effects: list[Effect] = []
         # A vote stays valid even if the member then leaves the round.
         if self.attempt is None or member not in self.attempt.votes:
@@ -195,7 +201,22 @@ class RoundMachine(Quorum):
         self.members.forget(member)
         self.members.states[member] = RoundMemberState.RECOVERING
         self.members.asked_at[member] = now
+        self.members.away_since.setdefault(member, now)
+        effects += self._hold_for(member, needs_s, now)
         return effects + self.settle(now)
+
+    def _hold_for(self, member: str, needs_s: float, now: float) -> list[Effect]:
+        """Let a round wait for a member that needs longer than usual, if that is worth it."""
+        hold_s = HOLD_MARGIN * needs_s
+        worth = hold_s > self.hold_s() and self.members.earns(member, needs_s, now)
+        if not worth or self.waits is not None or member in self.members.holds:
+            return []
+        self.members.holds[member] = hold_s
+        text = (
+            f"{member} needs {needs_s:.0f} s to recover the state: round {self.committed_round}"
+            f" waits for it, {hold_s:.0f} s at most"
+        )
+        return [EventRaised("waits-to-recover", text, member)]
 
     def newcomer(self, member: str, now: float, *, whole: bool) -> float:
         """Return the share of a period's steps that a member does before its first join."""

@@ -55,6 +55,10 @@ class MemberStates:
     """Members with a process from before the run was reset, silent since."""
     asked_at: dict[str, float] = field(default_factory=dict)
     """When each member last asked for donors."""
+    away_since: dict[str, float] = field(default_factory=dict)
+    """When each member that recovers first asked for them."""
+    holds: dict[str, float] = field(default_factory=dict)
+    """Seconds for which a round waits for a member that needs long, by :meth:`earns`."""
     ready_at: dict[str, float] = field(default_factory=dict)
     """Deadline for the first join of a member that has just recovered."""
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -65,10 +69,13 @@ class MemberStates:
     """Members of `up_to_date` in order, and some that were."""
     _slow: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How often a member did not recover in time, and the first round that waits for it again."""
+    _in_vain: dict[str, int] = field(default_factory=dict)
+    """How often it did not although a round waited for as long as it needed."""
 
     def begin(self, member: str, state: RoundMemberState) -> None:
         """Record a new process of a member."""
         self.forget(member)
+        self._forget_recovery(member)
         self.leaving.discard(member)
         self.outsiders.discard(member)
         self.states[member] = state
@@ -107,8 +114,22 @@ class MemberStates:
 
     def is_recovering(self, member: str, round_: int) -> bool:
         """Return whether a round waits for a member because it recovers."""
-        recovering = self.states.get(member) == RoundMemberState.RECOVERING
-        return recovering and round_ >= self._slow.get(member, (0, 0))[1]
+        if self.states.get(member) != RoundMemberState.RECOVERING:
+            return False
+        return member in self.holds or round_ >= self._slow.get(member, (0, 0))[1]
+
+    def earns(self, member: str, needs_s: float, now: float) -> bool:
+        """Return whether a round is to wait for as long as a member needs to recover.
+
+        While others wait, each loses as much as the member does while it is away. Once that has
+        lost as much as the wait costs, both together are at most twice the better choice (the
+        ski-rental problem; Karlin et al. 1988, https://doi.org/10.1007/BF01762111). After each wait
+        in vain it has to have lost twice as much.
+        """
+        others = sum(self.states[name] in AWAITED for name in self.states if name != member)
+        times = self._in_vain.get(member, 0)
+        lost_s = now - self.away_since.get(member, now)
+        return needs_s > 0 and lost_s >= needs_s * others * 2 ** min(times, MOST_SKIPPED)
 
     def trainers(self) -> list[str]:
         """Return the members that train in the next period, in slot order."""
@@ -128,10 +149,13 @@ class MemberStates:
         """A member did not recover in time: double the number of rounds that do not wait for it."""
         times = self._slow.get(member, (0, 0))[0] + 1
         self._slow[member] = (times, round_ + 2 ** min(times, MOST_SKIPPED))
+        if self.holds.pop(member, None) is not None:
+            self._in_vain[member] = self._in_vain.get(member, 0) + 1
 
     def recovered(self, member: str, ready_at: float) -> None:
         """A member recovered, and joins by `ready_at`."""
         self._slow.pop(member, None)
+        self._forget_recovery(member)
         self.outsiders.discard(member)
         self.ready_at[member] = ready_at
 
@@ -177,7 +201,12 @@ class MemberStates:
         """
         self.outsiders = {m for m, s in self.states.items() if s in OUTSIDE}
         self.committed(())
-        self._slow = {}
+        self._slow, self._in_vain, self.holds, self.away_since = {}, {}, {}, {}
+
+    def _forget_recovery(self, member: str) -> None:
+        self.away_since.pop(member, None)
+        self.holds.pop(member, None)
+        self._in_vain.pop(member, None)
 
 
 def present(members: MemberStates, joins: Mapping[str, object]) -> set[str]:

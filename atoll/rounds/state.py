@@ -204,6 +204,7 @@ class JobState:
             return max(since + self.grace_s(), ready_at)
         if self.members.is_recovering(member, self.committed_round):
             asked_at = self.members.asked_at.get(member, since)
+            hold_s = self.members.holds.get(member, hold_s)
             return min(asked_at + hold_s, since + 1.5 * hold_s)
         return None
 

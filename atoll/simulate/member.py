@@ -84,6 +84,8 @@ class SimulatedMember:
         """Steps of a period, unless a verdict says otherwise."""
         self._pace, self._delay = 1.0, 0
         """As the last verdict says."""
+        self._asked, self.needs_s = 0.0, 0.0
+        """When it asked for the state, and how long it took to come, if that was too late."""
 
     @property
     def profile(self) -> Profile:
@@ -295,6 +297,7 @@ class SimulatedMember:
         """Ask who has the committed state."""
         self._lose()
         self._enter(Phase.RECOVERING)
+        self._asked = self.scheduler.now
         self.hub.request("recover", self, None, lambda: self.hub.recovery.recover(self))
 
     def recovered(self, round_: int, base: str, share: float, lease: Lease | None) -> None:
@@ -302,11 +305,14 @@ class SimulatedMember:
         self._round, self._base, self._lease = round_, base, lease
         self._every = self.hub.interval or self._every
         self._pace = min(1.0, share) or 1.0
+        fetched_s = self.scheduler.now - self._asked
 
         def stands(error: GroupError | None) -> None:
             if error is not None:
+                self.needs_s = fetched_s
                 self.recover()
             else:
+                self.needs_s = 0.0
                 self.hub.record.events["recovered"] += 1
                 self._train(round(self._length() * share))
 

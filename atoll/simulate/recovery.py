@@ -27,7 +27,12 @@ class SimulatedRecovery:
     def recover(self, member: SimulatedMember) -> None:
         """Handle Recover, as `RecoveryCoordinator.recover`."""
         hub = self._hub
-        hub.carry_out(hub.timed("recover", lambda: hub.machine.recover(member.name, hub.now())))
+        hub.carry_out(
+            hub.timed(
+                "recover",
+                lambda: hub.machine.recover(member.name, hub.now(), needs_s=member.needs_s),
+            )
+        )
 
         def go_on() -> None:
             if hub.members.get(member.name) is member and member.process.alive:

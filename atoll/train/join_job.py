@@ -17,6 +17,7 @@ from atoll.errors import AuthError
 from atoll.group.connect import Connection, connect_group
 from atoll.group.routes.rendezvous_store import own_address
 from atoll.net.endpoint import endpoint_of
+from atoll.net.line_use import LineUse
 from atoll.net.sync_link import SyncLink
 from atoll.recovery import Recipient, Recovered, StateServer, recover
 from atoll.train.state.recovery_client import RecoveryClient
@@ -28,6 +29,7 @@ RECOVERY_TIMEOUT_S = 3600.0
 """Longest time that one recovery may take: a large model on a slow link."""
 
 PUBLISH_TIMEOUT_S = 60.0
+LINE_FILE = "line-use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class JoinedJob:
     connection: Connection
     recovery: RecoveryClient
     server: StateServer
+    line: LineUse
 
     @property
     def late(self) -> bool:
@@ -75,6 +78,7 @@ class JoinedJob:
             url=environment.hub, token=environment.token, job=environment.job,
             ca=environment.ca, proxy=environment.proxy,
             upload_bps=environment.upload_bps, pace=environment.pace,
+            line=str(environment.directory / LINE_FILE),
         )  # fmt: skip
         return BackgroundSaver(
             target, scratch=environment.directory, publish=publish, on_event=link.notify
@@ -83,6 +87,7 @@ class JoinedJob:
     def close(self, finished: Finished | None = None) -> None:
         """Stop serving the state, send the final message `finished`, and close the session."""
         self.server.close()
+        self.line.close()
         if finished is not None and finished.error is not None:
             hide = Redaction.of_environment(load_spec(self.environment.spec).launch)
             finished = msgspec.structs.replace(finished, error=hide.fields(finished.error))
@@ -107,6 +112,7 @@ def join_job(
         VersionMismatch: the hub is of another version.
     """
     servers: list[StateServer] = []
+    line = LineUse(environment.directory / LINE_FILE)
     encrypted = job.encryption == "on"
     if not encrypted:
         log.warning("what members send each other directly is not encrypted: encryption = off")
@@ -119,31 +125,37 @@ def join_job(
                 address="" if environment.relayed else own_address(environment.hub),
                 link=link,
                 encrypted=encrypted,
+                line=line,
             )
         )
         return servers[0].dial
 
     try:
-        connection = connect_group(environment, route=job.route, serve=serve)
+        connection = connect_group(environment, route=job.route, serve=serve, line=line)
     except BaseException:
         for started in servers:
             started.close()
+        line.close()
         raise
     (server,) = servers
     link, group = connection.link, connection.group
 
-    def sources(failed: Sequence[str], *, ready: bool) -> Sources:
-        found = group.recover(failed, ready=ready)
+    def sources(failed: Sequence[str], *, ready: bool, needs_s: float) -> Sources:
+        found = group.recover(failed, ready=ready, needs_s=needs_s)
         if environment.relayed:  # it dials no other member
             peers = [Source(peer.member) for peer in found.peers]
             found = msgspec.structs.replace(found, peers=peers)
         return found
 
-    def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
+    def fetch(
+        *, ready: bool, distrusted: Sequence[str] = (), older: Recovered | None = None
+    ) -> Recovered:
+        needs_s = older.seconds if older is not None else 0.0
         return recover(
             Recipient(link, environment.job, environment.member, announce, stop=should_stop),
-            ask=lambda question: sources(question.failed, ready=ready),
+            ask=lambda question: sources(question.failed, ready=ready, needs_s=needs_s),
             deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, distrusted=distrusted,
+            older=older,
         )  # fmt: skip
 
     def announce(event: Event) -> None:
@@ -154,7 +166,7 @@ def join_job(
         group, fetch=fetch, server=server, announce=announce,
         should_stop=lambda: should_stop() or link.failed is not None,
     )  # fmt: skip
-    enrolled = JoinedJob(environment, connection, recovery, server)
+    enrolled = JoinedJob(environment, connection, recovery, server, line)
     if enrolled.late:
         recovery.begin()
     return enrolled

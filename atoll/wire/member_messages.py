@@ -66,6 +66,9 @@ class Recover(Message, frozen=True):
     ready: bool = True
     """Whether the member can load the state at once, so that rounds may wait for it; False while it
     is still starting and only prefetches."""
+    needs_s: Finite = 0.0
+    """Seconds that it took to fetch a state than which a newer one was committed meanwhile; 0:
+    none was."""
 
 
 class Source(Message, frozen=True):

@@ -72,8 +72,11 @@ class StateManifest(msgspec.Struct, frozen=True, array_like=True):
 
     def fits(self, index: int, chunk: Buffer) -> bool:
         """Return whether a chunk has the right digest. Hashing releases the GIL."""
-        start = index * DIGEST_BYTES
-        return chunk_digest(chunk) == self.digests[start : start + DIGEST_BYTES]
+        return chunk_digest(chunk) == self.digest_of(index)
+
+    def digest_of(self, index: int) -> bytes:
+        """Return the digest of one chunk."""
+        return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
 
 class ImageOffer(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import HubError, QueueFull
 from atoll.hub.queues.queues import Queues
-from atoll.wire.messages import QueueEntry, QueueOptions, TopicItems
+from atoll.wire.messages import QueueEntry, QueueOptions, TopicItem, TopicItems
 from tests.contracts.queue_base import BOUND_S, LEASE_S, QueueBase
 
 
@@ -188,6 +188,29 @@ class TopicContract(QueueBase):
                 found = await asyncio.gather(*reads)
             assert [(keys_of(one), one.missed) for one in found] == [(["c", "d"], True)] * 2
             again = await queue.topics.read("t", "s", limit=9, after=found[0].items[-1].seq)
+            assert (keys_of(again), again.missed) == ([], False)
+
+        self.with_queue(test)
+
+    def test_items_missed_while_a_read_waits_are_reported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(queue: Queues) -> None:
+            await queue.declare("t", QueueOptions(max_items=2), topic=True)
+            await queue.topics.read("t", "s", limit=0)
+            backend = queue.backend("t")
+            peek, late = backend.peek, ["a", "b", "c", "d"]
+
+            async def slow_peek(topic: str, *, after: int, limit: int) -> list[TopicItem]:
+                while late:
+                    await queue.topics.publish("t", entries(late.pop(0)))
+                return await peek(topic, after=after, limit=limit)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "peek", slow_peek)
+                found = await queue.topics.read("t", "s", limit=9)
+            assert (keys_of(found), found.missed) == (["c", "d"], True)
+            again = await queue.topics.read("t", "s", limit=9, after=found.items[-1].seq)
             assert (keys_of(again), again.missed) == ([], False)
 
         self.with_queue(test)

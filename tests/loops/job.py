@@ -274,7 +274,9 @@ class Job:
     # ---------------------------------------------------------------------------- recovery
 
     def _recovery(self, group: Group) -> RecoveryClient:
-        def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
+        def fetch(
+            *, ready: bool, distrusted: Sequence[str] = (), older: Recovered | None = None
+        ) -> Recovered:
             assert isinstance(group, MemoryGroup)
             sources = group.recover(ready=ready)
             self.recovering.set()

@@ -36,8 +36,9 @@ class Model:
     def shared(self) -> Part:
         return Part("shared", self._tensors(self.seed * 1000 + self.round), {"tree": "{}"})
 
-    def inner(self) -> Part:
-        return Part("inner", self._tensors(slot_of(self.member) * 77 + self.round), {"tree": "{}"})
+    def inner(self, round_: int = -1) -> Part:
+        seed = slot_of(self.member) * 77 + (self.round if round_ < 0 else round_)
+        return Part("inner", self._tensors(seed), {"tree": "{}"})
 
     def _tensors(self, seed: int) -> dict[str, Tensor]:
         if seed not in self._made:

@@ -10,6 +10,7 @@ import pytest
 from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.errors import DeadlineExceeded, GroupLeft
 from atoll.recovery.relay_source import RelaySource
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.recovery_messages import CHUNK, StateAsk
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.recovery import spoil
@@ -203,3 +204,33 @@ def test_lone_claim_to_differ_is_not_believed(world: World) -> None:
     assert_same(found.shared, models[1].shared())
     assert "w0" not in found.sources
     assert list(world.events_of("recovery-source-refused")) == ["w0"]
+
+
+def test_of_a_newer_state_only_what_has_changed_is_fetched(world: World) -> None:
+    model = world.donor("w0", numel=1_000_000)
+    older = world.recover()
+    whole, inner = (image_nbytes(part) for part in model.parts())
+    assert older.nbytes == whole + inner
+    changed = dict(model.shared().tensors)
+    changed["a"] = changed["a"].clone()
+    changed["a"][-1000:] += 1.0
+    model.move_to(4)
+    model._made[model.seed * 1000 + 4] = changed
+    world.round = 4
+    found = world.recover(older=older)
+    assert found.round == 4
+    assert_same(found.shared, model.shared())
+    assert found.nbytes <= 3 * CHUNK_BYTES
+    assert_same(found.inner, model.inner(3))
+    assert world.events == []
+
+
+def test_of_differing_members_nothing_is_used_again(world: World) -> None:
+    model = world.donor("w0", numel=1_000_000)
+    model.identical = False
+    older = world.recover()
+    model.move_to(4)
+    world.round = 4
+    found = world.recover(older=older)
+    assert_same(found.shared, model.shared())
+    assert_same(found.inner, model.inner())

@@ -173,6 +173,7 @@ class World:
         proxied: bool = False,
         stop: Callable[[], bool] = lambda: False,
         distrusted: Sequence[str] = (),
+        older: Recovered | None = None,
     ) -> Recovered:
         """Fetch as the last member.
 
@@ -182,6 +183,7 @@ class World:
             proxied: Whether the own link goes through a proxy.
             stop: Asked again and again; True: give up.
             distrusted: Members to ask only if no other is left.
+            older: What was fetched before.
         """
         link = self.links.get(self.me) or self.link(self.me, proxied=proxied)
         todo = sorted(at, key=lambda item: item[0])
@@ -199,6 +201,7 @@ class World:
         return recover(
             Recipient(link, self.job, self.me, self.events.append, stop=stop, progress=progress),
             ask=self.ask, deadline=RealClock().monotonic() + timeout_s, distrusted=distrusted,
+            older=older,
         )  # fmt: skip
 
     def events_of(self, kind: str) -> dict[str, str]:

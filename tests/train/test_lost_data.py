@@ -68,7 +68,7 @@ class World:
             offer=lambda state, *, still: self._states.update({group.me: (state, still)})
         )
 
-        def fetch(*, ready: bool, distrusted: Any = ()) -> Recovered:
+        def fetch(*, ready: bool, distrusted: Any = (), older: Any = None) -> Recovered:
             answer = group.recover(list(distrusted), ready=ready)
             state, still = self._states[answer.peers[0].member]
             with still(timeout_s=PATIENCE_S):

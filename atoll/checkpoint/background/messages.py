@@ -39,6 +39,8 @@ class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Upload limit set by the owner of this machine; 0: no limit."""
     pace: str = ""
     """File through which all processes of this machine share that limit."""
+    line: str = ""
+    """File in which the trainer says when it uses the line, see `LineUse`; empty: nowhere."""
     retry_s: float = 600.0
     """How long an unreachable hub is retried."""
 

@@ -140,6 +140,7 @@ class Writer:
                 ca=target.ca, proxy=target.proxy, upload_bps=target.upload_bps, pace=target.pace
             ),
             job=target.job,
+            line=target.line,
             pause=self._pause,
             moment=self._moment,
         )

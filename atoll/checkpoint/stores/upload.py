@@ -13,10 +13,13 @@ from atoll.errors import CheckpointError, CheckpointMissing, HubUnreachable
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import SLOW_ANSWER_S
 from atoll.net.http.http import HttpSession
+from atoll.net.line_use import GiveWay
 from atoll.net.retry import backoff
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 
 TIMEOUT_S = 30.0
+SENT_BYTES = 64 * 2**10
+"""What an upload that gives way sends at once: a tenth of a second of a slow line."""
 
 
 class Upload:
@@ -26,6 +29,7 @@ class Upload:
         url: Of the hub.
         token: Of the job.
         job: Which job.
+        line: File of the `LineUse` to which an upload gives way; empty: to none.
         pause: Waits before a retry; raises to give up.
         moment: Called at every point of an upload; for tests.
     """
@@ -37,11 +41,12 @@ class Upload:
         token: str,
         job: str,
         endpoint: HubEndpoint = PLAIN,
+        line: str = "",
         pause: Callable[[float], None],
         moment: Moment = unobserved,
     ) -> None:
         self._rest = HttpSession(url, token, endpoint=endpoint, timeout_s=TIMEOUT_S)
-        self._job = job
+        self._job, self._line = job, line
         self._pause = pause
         self._moment = moment
 
@@ -87,10 +92,16 @@ class Upload:
         self._rest.call(
             "PUT",
             self._url(path),
-            content=_blocks(data),
+            content=self._giving_way(data),
             headers={"X-Sha256": written.sha256, "Content-Length": str(written.nbytes)},
             timeout=max(TIMEOUT_S, SLOW_ANSWER_S),
         )
+
+    def _giving_way(self, data: memoryview) -> Iterator[bytes]:
+        way = GiveWay(self._line)
+        for block in _blocks(data, SENT_BYTES if self._line else BLOCK_BYTES):
+            way.wait()
+            yield block
 
     def _stat(self, path: str) -> Written | None:
         absent = CheckpointMissing("the hub has no such file", given=path)
@@ -105,6 +116,6 @@ class Upload:
         return f"/api/jobs/{quote(self._job, safe='')}/files/{quote(path)}"
 
 
-def _blocks(data: memoryview) -> Iterator[bytes]:
-    for start in range(0, data.nbytes, BLOCK_BYTES):
-        yield bytes(data[start : start + BLOCK_BYTES])
+def _blocks(data: memoryview, nbytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    for start in range(0, data.nbytes, nbytes):
+        yield bytes(data[start : start + nbytes])

@@ -11,6 +11,7 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, PeerLost
 from atoll.group.base import AllToAllResult, Reduced, Work
 from atoll.group.routes.routes import Routes
+from atoll.net.line_use import LineUse
 from atoll.wire.messages import RoundPlan
 
 EXTRA_S = 5.0
@@ -48,13 +49,15 @@ class ExchangeQueue:
         me: str,
         is_lost: Callable[[RoundPlan, str], bool],
         trouble: Callable[[RoundPlan, BaseException], None],
+        line: LineUse,
     ) -> None:
-        """Create an empty queue.
+        """Create an empty queue, whose exchanges use the `line`.
 
         `is_lost` returns whether the hub reported a member of a plan as lost; `trouble` is called
         with an exchange's error, on its thread.
         """
         self._routes, self._me, self._is_lost, self._trouble = routes, me, is_lost, trouble
+        self._line = line
         self.sent_bytes = 0
         self.received_bytes = 0
         self._lock = threading.Lock()  # `fail` reads the exchanges on other threads
@@ -95,7 +98,8 @@ class ExchangeQueue:
             try:
                 if before is not None:
                     before.work.wait()
-                out = exchange(turn)
+                with self._line.exchange():
+                    out = exchange(turn)
                 self.sent_bytes += out.sent_bytes
                 self.received_bytes += out.received_bytes
                 work.finish(out)

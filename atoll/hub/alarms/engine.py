@@ -96,7 +96,8 @@ class Engine:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = {rule.kind: rule for rule in rules}
         self._pending: dict[Identity, float] = {}
-        self._written: dict[Identity, float] = {}
+        self._stored: dict[Identity, tuple[float, Finding]] = {}
+        """When open alarms were stored, and what; absent: what is stored is not known."""
         self.open: dict[Identity, Alarm] = {}
 
     def restore(self, alarms: Iterable[Alarm], now: float) -> None:
@@ -104,6 +105,7 @@ class Engine:
         for alarm in alarms:
             if alarm.finding.kind in self._rules:
                 self.open[alarm.finding.identity] = replace(alarm, seen=now)
+                self._stored[alarm.finding.identity] = (0.0, alarm.finding)
 
     def look(self, found: Iterable[Finding], kinds: Collection[str], now: float) -> Changes:
         """Update the alarms of these `kinds` from all their findings; return the changes."""
@@ -116,7 +118,7 @@ class Engine:
             since = self._pending.setdefault(identity, now)
             if now - since >= self._rules[finding.kind].holds_s:
                 self.open[identity] = alarm = Alarm(0, finding, since, now)
-                self._written[identity] = now
+                self._stored[identity] = (now, finding)
                 del self._pending[identity]
                 changes.opened.append(alarm)
         for identity in [i for i in self._pending if i[0] in kinds and i not in present]:
@@ -125,18 +127,31 @@ class Engine:
             gone = identity[0] in kinds and identity not in present
             if gone and now - alarm.seen >= self._rules[identity[0]].gone_s:
                 del self.open[identity]
-                self._written.pop(identity, None)
+                self._stored.pop(identity, None)
                 changes.ended.append(replace(alarm, ended=now))
         return changes
 
     def _see_again(self, known: Alarm, finding: Finding, now: float, changes: Changes) -> None:
         identity = finding.identity
         self.open[identity] = alarm = replace(known, finding=finding, seen=now)
-        worse = finding.severity != known.finding.severity
-        stale = now - self._written.get(identity, 0.0) >= UPDATE_S
-        if worse or (stale and finding != known.finding):
-            self._written[identity] = now
-            changes.updated.append(alarm)
+        stored = self._stored.get(identity)
+        if stored is not None:
+            at, before = stored
+            stale = now - at >= UPDATE_S and finding != before
+            if not stale and finding.severity == before.severity:
+                return
+        self._stored[identity] = (now, finding)
+        changes.updated.append(alarm)
+
+    def undo(self, changes: Changes) -> None:
+        """Changes could not be stored: the next evaluation finds them again."""
+        for alarm in changes.opened:
+            del self.open[alarm.finding.identity]
+            self._pending[alarm.finding.identity] = alarm.since
+        for alarm in changes.updated:
+            self._stored.pop(alarm.finding.identity, None)
+        for alarm in changes.ended:
+            self.open[alarm.finding.identity] = replace(alarm, ended=None)
 
     def put(self, alarm: Alarm) -> None:
         """Store the id or the silencing of an open alarm."""

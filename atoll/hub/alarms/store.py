@@ -78,8 +78,11 @@ class Alarms:
 
         ids = await self._database.write(write)
         opened = [replace(a, id=i) for a, i in zip(changes.opened, ids, strict=True)]
-        for alarm in [*opened, *changes.updated]:
+        for alarm in opened:
             self._open[alarm.finding.identity] = alarm
+        for alarm in changes.updated:  # one may have been silenced meanwhile
+            known = self._open.get(alarm.finding.identity, alarm)
+            self._open[alarm.finding.identity] = replace(alarm, silenced=known.silenced)
         for alarm in changes.ended:
             self._open.pop(alarm.finding.identity, None)
         return Changes(opened, changes.updated, changes.ended)
@@ -93,14 +96,16 @@ class Alarms:
                 given=id_,
                 remedy="`atoll alarms` lists those that are",
             )
-        alarm = replace(alarm, silenced=silenced)
         await self._database.write(
             lambda connection: connection.execute(
                 "UPDATE alarms SET silenced = ? WHERE id = ?", (int(silenced), id_)
             )
         )
-        if alarm.finding.identity in self._open:
-            self._open[alarm.finding.identity] = alarm
+        known = self._open.get(alarm.finding.identity)
+        if known is not None and known.id == id_:  # it may have been updated, or have ended
+            self._open[alarm.finding.identity] = alarm = replace(known, silenced=silenced)
+        else:
+            alarm = replace(alarm, silenced=silenced)
         self.on_silence(alarm)
         return alarm
 

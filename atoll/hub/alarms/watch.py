@@ -128,13 +128,17 @@ class AlarmWatch:
         return changes
 
     async def _keep(self, changes: Changes) -> Changes:
-        kept = await self._alarms.keep(changes)
+        try:
+            kept = await self._alarms.keep(changes)
+        except BaseException:
+            self._engine.undo(changes)
+            raise
         for alarm in kept.opened:
             self._engine.put(alarm)
+        for alarm in [*kept.opened, *kept.ended]:  # first, for an event may find no room on disk
+            await self.on_alarm(alarm)
         # Concurrently, so that a thousand nodes lost at once share one commit.
         await asyncio.gather(*(self._event(alarm) for alarm in [*kept.opened, *kept.ended]))
-        for alarm in [*kept.opened, *kept.ended]:
-            await self.on_alarm(alarm)
         return kept
 
     async def _event(self, alarm: Alarm) -> None:

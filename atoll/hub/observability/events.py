@@ -54,7 +54,7 @@ class Events:
         self._jobs_dir = jobs_dir
         self._clock = clock
         self._newest = LastIdCache()
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, tuple[asyncio.Event, int]] = {}
         """Of a job's readers, set at its next event."""
         self._looking: asyncio.Task[None] | None = None
         self._gone: set[str] = set()
@@ -156,16 +156,14 @@ class Events:
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="look for events")
-        return self._waiting.setdefault(job, asyncio.Event())
+        news, _ = self._waiting.setdefault(job, (asyncio.Event(), self._newest.newest(job)))
+        return news
 
     async def _look(self) -> None:
-        seen = {job: self._newest.newest(job) for job in self._waiting}
         while self._waiting:
             await asyncio.sleep(LOOK_S)
-            for job, news in list(self._waiting.items()):
-                newest = self._newest.newest(job)
-                if seen.get(job) != newest:
-                    seen[job] = newest
+            for job, (news, known) in list(self._waiting.items()):
+                if self._newest.newest(job) != known:
                     del self._waiting[job]
                     news.set()
 

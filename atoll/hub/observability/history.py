@@ -126,7 +126,9 @@ class History:
         except (AtollError, sqlite3.Error) as error:
             logger.warning("history waits for the disk: %s", error)
             self._names, self._owners = {}, {}
-            self._pending = pending | self._pending
+            for key, figures in self._pending.items():
+                _merge(pending.setdefault(key, {}), figures)
+            self._pending = pending
 
     def _write_row(self, connection: sqlite3.Connection, place: Place, figures: Figures) -> None:
         owner = self._number(connection, "owner", place[0], self._owners, 2**62)

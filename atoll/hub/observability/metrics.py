@@ -223,7 +223,8 @@ class Metrics:
         self._too_many.discard(job)
         self._deleted.add(job)
         self._in_file = {key: seq for key, seq in self._in_file.items() if key[0] != job}
-        self._counts = {key: count for key, count in self._counts.items() if key[0] != job}
+        # The writer thread adds to it.
+        self._counts = {key: count for key, count in list(self._counts.items()) if key[0] != job}
 
     async def _append(
         self, job: str, member: str, incarnation: str, seq: int, points: Sequence[Point]

@@ -58,6 +58,8 @@ class Replanner:
         self._watches = {name: one for name, one in self._watches.items() if name in jobs}
         rows = {str(row["node"]): row for row in self.nodes()} if jobs else {}
         for job in jobs.values():
+            if not self._concerns(job):
+                continue  # it has ended while another one was planned
             here = self._here(job, rows)
             if not here or self.services.rounds.machine(job.job).starting:
                 continue  # no member is there yet, or not all who were planned for
@@ -118,11 +120,15 @@ class Replanner:
                 ),
             )  # fmt: skip
         except (AtollError, OSError) as error:
+            if runtime.closed:
+                return
             text = f"not planned again although {why}: {error}"
             await self.services.stores.events.add(job.job, KIND, text)
             return
         answers: dict[str, Any] = plan["answers"]
         async with runtime.lock:
+            if runtime.closed:
+                return
             if "every" in answers:
                 runtime.machine.commit_log.every = int(answers["every"])
             if "collective" in answers:

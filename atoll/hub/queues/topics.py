@@ -83,14 +83,8 @@ class Topics:
                 if position is None:
                     position = await self._subscribe(topic, positions, subscription, start)
         place = max(after, position)
-        if drops := self._drops.get(topic):
-            found = await self._queues.backend(topic).positions(topic)
-            positions[DROPPED] = max(found.get(DROPPED, 0), positions.get(DROPPED, 0))
-            if self._drops[topic] == drops:  # else another read is needed
-                del self._drops[topic]
-        missed = positions.get(DROPPED, 0) > place
         if limit <= 0:
-            return TopicItems([], position, missed)
+            return TopicItems([], position, await self._dropped(topic, positions) > place)
         number = min(limit, MAX_CLAIM)
         backend = self._queues.backend(topic)
 
@@ -98,7 +92,20 @@ class Topics:
             return await backend.peek(topic, after=place, limit=number)
 
         items = await self._queues.wait_list.until_some(topic, attempt, limit=number, wait_s=wait_s)
+        # Only now: while a read waits, items may come and be dropped again.
+        missed = await self._dropped(topic, positions) > place
+        if items and items[0].seq == place + 1:
+            missed = False  # none is between; those that were dropped since are here
         return TopicItems(items, positions.get(subscription, position), missed)
+
+    async def _dropped(self, topic: str, positions: dict[str, int]) -> int:
+        """Return the number of the last item that was dropped before some had read it."""
+        if drops := self._drops.get(topic):
+            found = await self._queues.backend(topic).positions(topic)
+            positions[DROPPED] = max(found.get(DROPPED, 0), positions.get(DROPPED, 0))
+            if self._drops.get(topic) == drops:  # else another read is needed
+                del self._drops[topic]
+        return positions.get(DROPPED, 0)
 
     async def ack(self, topic: str, subscription: str, *, seq: int) -> None:
         """Acknowledge everything up to `seq`; raises HubError for an unknown subscription."""

@@ -27,6 +27,8 @@ MANY_FRESH_S = 1.0
 """The same before all jobs of a login are refused more; of a single job nothing older counts."""
 LOOK_S = 0.25
 """Longest time of one look at the folders of many jobs; the others follow with the next."""
+LOOKS = 3
+"""Looks at a job's folder for one measurement, if files arrive during each."""
 
 REMEDY = (
     "delete what is not needed (`atoll rm JOB`, fewer checkpoints by `keep` in [checkpoint]), or "
@@ -47,6 +49,8 @@ class DiskMeter:
         self._looked_at: dict[str, float] = {}
         """Monotonic times of the measurements in `_used`."""
         self._arriving: collections.Counter[str] = collections.Counter()
+        self._stored: collections.Counter[str] = collections.Counter()
+        """Files that have arrived whole."""
         self._looking: dict[str, asyncio.Future[int]] = {}
         self.jobs: Callable[[], Iterable[tuple[str, bool]]] = tuple
         """Returns every job, and whether it is over."""
@@ -67,11 +71,18 @@ class DiskMeter:
             if job in self._used:
                 self._used[job] = max(0, self._used[job] + nbytes)
 
+    def came(self, job: str, nbytes: int) -> None:
+        """Count a file that has arrived whole."""
+        self.grew(job, nbytes)
+        with self._lock:
+            self._stored[job] += 1
+
     def forget(self, job: str) -> None:
         """Forget a deleted job."""
         with self._lock:
             self._used.pop(job, None)
             self._looked_at.pop(job, None)
+            self._stored.pop(job, None)
 
     async def measure(self, job: str) -> int:
         """Look how many bytes a job has; looks at the same time are one."""
@@ -82,7 +93,11 @@ class DiskMeter:
         return await asyncio.shield(looking)
 
     async def _look(self, job: str) -> int:
-        nbytes = await asyncio.to_thread(folder_bytes, self._jobs_dir / job)
+        for _ in range(LOOKS):
+            stored = self._stored[job]
+            nbytes = await asyncio.to_thread(folder_bytes, self._jobs_dir / job)
+            if self._stored[job] == stored:  # else a file came that may be counted or not
+                break
         nbytes += await self._database.read(lambda connection: _output_bytes(connection, job))
         with self._lock:
             self._used[job], self._looked_at[job] = nbytes, self._clock.monotonic()
@@ -184,7 +199,7 @@ class Arrival:
 
     def stored(self) -> None:
         """Count the whole file: it is in its place."""
-        self._meter.grew(self._job, self.nbytes - self._replaces)
+        self._meter.came(self._job, self.nbytes - self._replaces)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -149,12 +149,39 @@ class Checkpoints:
             lambda: newest_good(folder, published(folder) if rounds is None else rounds)
         )
 
+    async def go_back(self, job: str, *, needed: Callable[[], bool] = lambda: True) -> Newest:
+        """Forget what is newer than the newest undamaged checkpoint, and return that.
+
+        Args:
+            job: Which job.
+            needed: Asked before anything is deleted; if not, nothing is.
+        """
+        while True:
+            newest = await self.newest(job)
+            if await self._begin(job, newest, last=True, needed=needed):
+                return newest
+
     async def begin(self, job: str, *, resume: Newest) -> None:
         """Forget parts and checkpoints after the round from which the job resumes.
 
         Damaged checkpoints are renamed instead of deleted.
+
+        Raises:
+            CheckpointMissing: a newer one has replaced that checkpoint meanwhile; none is deleted.
         """
-        resume_round = resume.round
+        if not await self._begin(job, resume, last=False):
+            raise CheckpointMissing(
+                f"the checkpoint of round {resume.round} was deleted, for a newer one is complete",
+                given=job,
+                remedy="try again",
+            )
+
+    async def _begin(
+        self, job: str, resume: Newest, *, last: bool, needed: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Forget what comes after a checkpoint; False: it is gone, or not the `last` one."""
+        folder, resume_round = self._jobs.folder(job), resume.round
+        passed_over = {one.round for one in resume.damaged}
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -162,20 +189,29 @@ class Checkpoints:
             )
 
         async with self._lock:
+            # To choose a checkpoint takes long; what was published since may be all that is left.
+            rounds = set(await asyncio.to_thread(published, folder)) - passed_over
+            gone = resume_round >= 0 and resume_round not in rounds
+            if gone or (last and max(rounds, default=-1) > resume_round):
+                return False
+            if not needed():
+                return True
             await self._database.write(write)
-            folder = self._jobs.folder(job)
             for one in resume.damaged:
                 await asyncio.to_thread(set_aside, folder, one.round)
-            gone = await asyncio.to_thread(abandon, folder, after=resume_round)
+            abandoned = await asyncio.to_thread(abandon, folder, after=resume_round)
         if resume.damaged:
             text = (
                 f"{resume.describe_damage()}; it continues from round {resume_round} and keeps the "
                 f"damaged files in checkpoints/*{DAMAGED}"
             )
             await self._events.add(job, "checkpoint-damaged", text)
-        if gone:
-            text = f"checkpoints of rounds {gone} are abandoned: it continues from {resume_round}"
+        if abandoned:
+            text = (
+                f"checkpoints of rounds {abandoned} are abandoned: it continues from {resume_round}"
+            )
             await self._events.add(job, "checkpoints-abandoned", text)
+        return True
 
     async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
         """Record an uploaded part; return whether the checkpoint is complete now.
@@ -219,7 +255,10 @@ class Checkpoints:
             if not self.stages.names(job) or await self._files.stat(job, name) is None:
                 return
             path = self._jobs.folder(job) / name
-            manifest = decode_manifest(await asyncio.to_thread(path.read_bytes))
+            try:
+                manifest = decode_manifest(await asyncio.to_thread(path.read_bytes))
+            except FileNotFoundError:
+                return  # it was deleted with its job
             if manifest.score is None:
                 scored = msgspec.structs.replace(manifest, score=loss)
                 await self._files.write(job, name, encode_manifest(scored))

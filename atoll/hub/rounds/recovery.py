@@ -14,7 +14,7 @@ from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.checkpoints import Checkpoints
-from atoll.hub.rounds.runtime import ENDED, RoundRuntime
+from atoll.hub.rounds.runtime import RoundRuntime
 from atoll.hub.rounds.service import RoundService
 from atoll.rounds.checks import RECOVERING
 from atoll.rounds.machine import RoundMachine
@@ -65,7 +65,9 @@ class RecoveryCoordinator:
         runtime = self._runtimes(job)
         if body.ready:
             async with runtime.lock:
-                effects = runtime.machine.recover(member, self._clock.monotonic())
+                effects = runtime.machine.recover(
+                    member, self._clock.monotonic(), needs_s=body.needs_s
+                )
                 runtime.refuse(member, GroupError(RECOVERING, given=member))
                 await self._rounds.carry_out(runtime, effects)
             with contextlib.suppress(TimeoutError):
@@ -74,8 +76,7 @@ class RecoveryCoordinator:
         deadline = self._clock.monotonic() + RETURN_S
         while True:
             async with runtime.lock:
-                if not self._rounds.has(job):
-                    raise GroupError(ENDED, given=job)
+                runtime.check_open()
                 named = runtime.machine.members.holders(member, body.failed)
                 holders = [m for m in named if self._rounds.is_here(runtime, m)]
                 late = self._clock.monotonic() >= deadline
@@ -131,13 +132,12 @@ class RecoveryCoordinator:
         machine, record = runtime.machine, self._jobs.get(runtime.job)
         if any(m.state == MemberState.DONE for m in record.members.values()):
             raise GroupError("the job is ending: all members with its state are done", given=member)
-        newest = await self._checkpoints.newest(runtime.job)
-        checkpoint, round_ = newest.round, max(0, newest.round)
+        checkpoint = (await self._checkpoints.go_back(runtime.job)).round
+        round_ = max(0, checkpoint)
         if round_ == machine.committed_round:
             return checkpoint
         before = machine.committed_round
         cursors = await self._rounds.store.cursors_at(runtime.job, round_)
-        await self._checkpoints.begin(runtime.job, resume=newest)
         machine.rewind(round_, cursors)
         outsiders = machine.members.outsiders & record.members.keys()
         await self._rounds.store.set_round(

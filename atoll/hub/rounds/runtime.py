@@ -69,6 +69,8 @@ class RoundRuntime:
     """Members that came too late for a round and have not caught up yet; for display only."""
     timeline: Timeline = field(default_factory=Timeline)
     """For display only."""
+    closed: bool = False
+    """The job has ended; a request may have waited for the lock meanwhile."""
 
     @property
     def job(self) -> str:
@@ -94,6 +96,7 @@ class RoundRuntime:
 
     def plan_for(self, member: str) -> asyncio.Future[RoundPlan]:
         """Return the future that answers a member's join; the same for a repeated request."""
+        self.check_open()
         future = self.plans.get(member)
         if future is None or future.done():
             future = asyncio.get_running_loop().create_future()
@@ -102,6 +105,7 @@ class RoundRuntime:
 
     def verdict_on(self, epoch: int) -> asyncio.Future[Verdict]:
         """Return the future that answers all votes on an attempt."""
+        self.check_open()
         if epoch not in self.votes:
             self.votes[epoch] = asyncio.get_running_loop().create_future()
         return self.votes[epoch]
@@ -122,8 +126,14 @@ class RoundRuntime:
         if future is not None and not future.done():
             future.set_result(verdict)
 
+    def check_open(self) -> None:
+        """Raise GroupError if the job has ended."""
+        if self.closed:
+            raise GroupError(ENDED, given=self.job)
+
     def close(self) -> None:
-        """Fail every pending request, because the job has ended."""
+        """Fail every pending request, and later ones, because the job has ended."""
+        self.closed = True
         self.decided.set()
         waiting: list[asyncio.Future[Any]] = [*self.plans.values(), *self.votes.values()]
         for future in waiting:

@@ -30,10 +30,11 @@ class LaunchCommands:
     async def send(self) -> None:
         """Put the commands for assigned members into the queues of their nodes, each once."""
         for name, member_name in sorted(self._unsent):
-            job = self._jobs.get(name)
-            member = job.process(member_name)
+            job = self._jobs.find(name)  # one that ended may be deleted already
+            member = job.process(member_name) if job is not None else None
             if (
-                member is not None
+                job is not None
+                and member is not None
                 and job.state == JobState.RUNNING
                 and member.state == MemberState.ASSIGNED
             ):

@@ -143,13 +143,21 @@ class ReducerScheduler:
         if where is not None and not where.connected:
             self._next[place] = now
             del self._launched[place]
-        if now >= self._next.setdefault(place, now) and await self._launch(job, reducer):
-            start_s = self._start_s.get(place, START_S)
-            self._next[place] = now + start_s
+        if now < self._next.setdefault(place, now):
+            return
+        start_s = self._start_s.get(place, START_S)
+        self._next[place] = now + start_s  # before waiting, so that the next tick launches none
+        launched = False
+        try:
+            launched = await self._launch(job, reducer)
+        finally:
+            if not launched and place in self._next:
+                self._next[place] = now
+        if launched:
             self._start_s[place] = min(2 * start_s, LONGEST_START_S)
 
     async def _launch(self, job: Job, reducer: str) -> bool:
-        """Start a reducer on the fastest suitable node; return whether there is one."""
+        """Start a reducer on the fastest suitable node; False: there is none, or the job ended."""
         nodes = [node for node in self._membership.nodes.values() if node.connected]
         nodes = [node for node in nodes if not (node.draining or _paused(node))] or nodes
         if not nodes:
@@ -168,6 +176,9 @@ class ReducerScheduler:
             files=await self._jobs.files_of(job.job),
             attempt=attempt,
         )
+        if not self._rounds.has(job.job):
+            await auth.revoke_job(job.job)
+            return False
         await self._stores.queue.put(
             f"node/{best.node}",
             key=f"{job.job}/{reducer}/{attempt}",

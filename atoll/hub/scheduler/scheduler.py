@@ -171,14 +171,14 @@ class Scheduler:
             record = await self._jobs.replace_spec(job, spec)
         if record.nodes_wanted != nodes:
             await self._rounds.store.forget_leases(job)
+        await self._checkpoints.begin(job, resume=origin)
         await self._begin_again(record, origin, why="it is being placed")
         await self.schedule()
         return job
 
     async def _begin_again(self, record: Job, checkpoint: Newest, *, why: str) -> None:
-        """Let a job wait for places, to continue from a checkpoint."""
+        """Let a job wait for places, to continue from its newest checkpoint."""
         job, round_ = record.job, checkpoint.round
-        await self._checkpoints.begin(job, resume=checkpoint)
         await self._rounds.runtimes.meetings.begin_again(job)
         start = max(0, round_)
         cursors = await self._rounds.store.cursors_at(job, start)
@@ -329,7 +329,7 @@ class Scheduler:
         if again:
             await self._jobs.update(job, data_slots=0)
             await self._rounds.store.forget_leases(job)
-            newest = await self._checkpoints.newest(record.job)
+            newest = await self._checkpoints.go_back(record.job)
             await self._begin_again(record, newest, why="it restarts with other members")
 
     async def _end_critic(self, job: Job) -> None:

@@ -112,7 +112,7 @@ class Files:
         replaces = await asyncio.to_thread(_size_of, path)
         if not limited:
             info = await self._put(job, name, path, chunks, sha256)
-            self._disk.grew(job, info.nbytes - replaces)
+            self._disk.came(job, info.nbytes - replaces)
             return info
         async with self._disk.arriving(job, replaces=replaces, announced=announced) as arrival:
             info = await self._put(job, name, path, arrival.counted(chunks), sha256)

@@ -170,13 +170,19 @@ class SwarmService:
     async def _go_back(self, runtime: SwarmRuntime) -> None:
         """No member has a stage's state: all go on from the newest checkpoint, or the start."""
         async with runtime.going_back:
-            newest = await self._checkpoints.newest(runtime.job)
-            ledger, now = runtime.ledger, self._clock.monotonic()
-            stage, before = ledger.bereft(now), ledger.step
-            if stage < 0:  # a member with the state has returned meanwhile
+            ledger, stage = runtime.ledger, -1
+
+            def needed() -> bool:  # no longer, if a member with the state has returned meanwhile
+                nonlocal stage
+                stage = ledger.bereft(self._clock.monotonic())
+                return stage >= 0
+
+            newest = await self._checkpoints.go_back(runtime.job, needed=needed)
+            if stage < 0:
                 return
+            before = ledger.step
             history = await self._checkpoints.stages.history(runtime.job, newest.round)
-            ledger.go_back(max(0, newest.round), history, now)
+            ledger.go_back(max(0, newest.round), history, self._clock.monotonic())
             machines = [one.machine for one in self._rounds.of(runtime.job)]
             if not ledger.settings.agrees and all(one.attempt is None for one in machines):
                 round_ = max(machine.committed_round for machine in machines)

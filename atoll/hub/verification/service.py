@@ -325,12 +325,14 @@ class VerificationService:
 
     async def _drop_states(self, runtime: _Runtime, *, keep: Any) -> None:
         folder = self._jobs.folder(runtime.job) / FOLDER
-        kept = {str(number) for number in keep}
+        kept, last = {str(number) for number in keep}, runtime.ledger.number
 
         def drop() -> None:
             with suppress(OSError):
                 for path in folder.iterdir():
-                    if path.name.partition("-")[0] not in kept:
+                    number = path.name.partition("-")[0]
+                    later = number.isdecimal() and int(number) > last  # it has begun meanwhile
+                    if number not in kept and not later:
                         path.unlink(missing_ok=True)
 
         await asyncio.to_thread(drop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,14 @@ from atoll.net.proxies import (
     unreachable,
 )
 from atoll.net.throttle import ThrottledHttp, throttle_of
+from atoll.wire.limits import UNSENT_BYTES
+
+SHORT_QUEUE = [
+    (socket.IPPROTO_TCP, getattr(socket, name), UNSENT_BYTES)
+    for name in ("TCP_NOTSENT_LOWAT",)
+    if hasattr(socket, name)
+]
+"""The kernel keeps little of an upload that it has not sent; see `UNSENT_BYTES`."""
 
 
 class HttpSession:
@@ -182,6 +191,7 @@ def _transport(endpoint: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
         verify=context,
         proxy=endpoint.proxy or None,
         trust_env=False,
+        socket_options=SHORT_QUEUE,
     )
     throttle = throttle_of(endpoint)
     limited = throttle.up is not None or throttle.down is not None

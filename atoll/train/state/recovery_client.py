@@ -79,10 +79,13 @@ class Hub(Protocol):
 class Fetch(Protocol):
     """Fetches the committed state; may take long."""
 
-    def __call__(self, *, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
+    def __call__(
+        self, *, ready: bool, distrusted: Sequence[str] = (), older: Recovered | None = None
+    ) -> Recovered:
         """Return the state.
 
-        If `ready`, it is loaded at once, so rounds may wait for this member.
+        If `ready`, it is loaded at once, so rounds may wait for this member. Of an `older` one,
+        fetched just before, what still holds is used again.
         """
         ...
 
@@ -125,9 +128,11 @@ class RecoveryClient:
         """Start to fetch while model and data are being built; rounds do not wait for this."""
         self._begun = self._start(ready=False)
 
-    def _start(self, *, ready: bool) -> Work[Recovered]:
+    def _start(self, *, ready: bool, older: Recovered | None = None) -> Work[Recovered]:
         distrusted = list(self._distrusted)
-        return Work.start(lambda: self._fetch(ready=ready, distrusted=distrusted), name="recover")
+        return Work.start(
+            lambda: self._fetch(ready=ready, distrusted=distrusted, older=older), name="recover"
+        )
 
     def offer(self, task: Task, state: CommittedState) -> None:
         """Serve this member's committed state to late members from now on."""
@@ -192,7 +197,7 @@ class RecoveryClient:
             if recovered.shared is None or answer.round == recovered.round:
                 return recovered, answer
             log.info("round %d was committed meanwhile; fetching again", answer.round - 1)
-            work = self._start(ready=True)
+            work = self._start(ready=True, older=recovered)
 
     def _wait(self, work: Work[Recovered]) -> Recovered:
         while not self._should_stop():

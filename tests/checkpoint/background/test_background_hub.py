@@ -15,6 +15,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.quotas.disk import folder_bytes
 from atoll.hub.quotas.limits import Quotas
 from atoll.hub.server import HubServer
+from atoll.net.line_use import LineUse
 from atoll.net.proxies import hub_address
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, Launch
@@ -75,8 +76,11 @@ class Site:
         command: list[str] | None = None,
         retry_s: float = 30.0,
         moment: Callable[[str], None] = lambda name: None,
+        line: str = "",
     ) -> BackgroundSaver:
-        target = HubTarget(url=self.url, token=self.launch.token, job=self.job, retry_s=retry_s)
+        target = HubTarget(
+            url=self.url, token=self.launch.token, job=self.job, retry_s=retry_s, line=line
+        )
         extra = {"command": command} if command else {}
         return BackgroundSaver(
             target, scratch=self.folder / "scratch", publish=self.publish, on_event=events,
@@ -121,6 +125,18 @@ def test_checkpoint_and_parts_are_announced_once(site: Site) -> None:
     assert saver.close(WAIT_S)
     assert [part.name for part in site.announced] == ["w0.safetensors", "shared.safetensors"] * 2
     assert events.all == []
+
+
+def test_an_upload_gives_way_to_an_exchange(site: Site) -> None:
+    line = LineUse(site.folder / "line")
+    saver = site.saver(line=str(site.folder / "line"))
+    with line.exchange():
+        assert isinstance(save(saver, 1, elements=300_000), Saved)
+        assert not saver.wait(1.0)
+        assert site.announced == []
+    assert saver.close(WAIT_S)
+    assert site.published() == 1
+    line.close()
 
 
 def test_writer_killed_during_an_upload_loses_nothing(site: Site) -> None:

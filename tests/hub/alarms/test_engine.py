@@ -99,3 +99,29 @@ def test_every_kind_of_the_contract_has_one_rule() -> None:
         "member-banned", "limit-reached",
     }  # fmt: skip
     assert len(RULES) == len(KINDS) == 22
+
+
+def test_changes_that_were_not_stored_are_found_again() -> None:
+    engine = Engine([RULE])
+    engine.look([found()], {KIND}, 0.0)
+    engine.undo(engine.look([found()], {KIND}, HOLDS_S))
+    assert not engine.open
+    (opened,) = engine.look([found()], {KIND}, HOLDS_S + 2).opened
+    assert opened.since == 0.0
+    worse = found(severity="critical")
+    engine.undo(engine.look([worse], {KIND}, HOLDS_S + 4))
+    (updated,) = engine.look([worse], {KIND}, HOLDS_S + 6).updated
+    assert updated.finding == worse
+    gone = HOLDS_S + 6 + GONE_S
+    engine.undo(engine.look([], {KIND}, gone))
+    (ended,) = engine.look([], {KIND}, gone + 2).ended
+    assert ended.ended == gone + 2
+
+
+def test_new_words_that_came_too_soon_are_stored_later() -> None:
+    engine = Engine([RULE])
+    engine.look([found()], {KIND}, 0.0)
+    engine.look([found()], {KIND}, HOLDS_S)
+    assert not engine.look([found(cause="worse")], {KIND}, HOLDS_S + 2)
+    (updated,) = engine.look([found(cause="worse")], {KIND}, HOLDS_S + UPDATE_S).updated
+    assert updated.finding.cause == "worse"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import httpx
 import pytest
 
 from atoll import __version__
-from atoll.errors import HubError
-from atoll.hub.alarms.engine import Finding, Rule
+from atoll.errors import HubError, StorageFull
+from atoll.hub.alarms.engine import Alarm, Changes, Finding, Rule
 from atoll.hub.alarms.facts import Facts
 from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.app import HubOptions
@@ -180,3 +182,58 @@ def test_many_machines_that_are_wrong_at_once_are_all_told(hub: HubServer) -> No
         assert sum(f"{name} " in text for text in texts) == 1, (name, sorted(texts))
     for peer in peers:
         peer.close()
+
+
+def test_alarm_of_a_full_disk_is_told_when_there_is_room(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.hub is not None
+    alarms = hub.hub.stores.alarms
+    keep, refused = alarms.keep, 0
+
+    async def full(changes: Changes) -> Changes:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise StorageFull("no space is left")
+        return await keep(changes)
+
+    monkeypatch.setattr(alarms, "keep", full)
+    with node(hub, "lap1") as peer:
+        beat(peer, skew_s=90.0)
+        assert alarm(hub, "clock-skew")["node"] == "lap1"
+        assert refused == 3
+
+
+def test_silence_and_an_update_at_once_are_both_kept(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.hub is not None
+    alarms, database = hub.hub.stores.alarms, hub.hub.stores.database
+    write = database.write
+    finding = Finding(kind="straggler", cause="before", remedy="r")
+
+    async def at_once(*, first: str) -> list[dict[str, Any]]:
+        begun = asyncio.Event()
+
+        async def slowly(work: Callable[..., Any]) -> Any:
+            done = await write(work)
+            if not begun.is_set():
+                begun.set()
+                await asyncio.sleep(0.1)
+            return done
+
+        (kept,) = (await alarms.keep(Changes([Alarm(0, finding, 1.0, 1.0)]))).opened
+        worse = replace(kept, finding=replace(finding, cause="worse"))
+        monkeypatch.setattr(database, "write", slowly)
+        ways = {"keep": alarms.keep(Changes(updated=[worse])),
+                "silence": alarms.silence(kept.id, silenced=True)}  # fmt: skip
+        running = asyncio.ensure_future(ways.pop(first))
+        await begun.wait()
+        await asyncio.gather(running, *ways.values())
+        monkeypatch.setattr(database, "write", write)
+        return [row for row in alarms.open() if row["kind"] == finding.kind]
+
+    for first in ("keep", "silence"):
+        (row,) = hub.call(at_once(first=first))
+        assert (row["cause"], row["silenced"]) == ("worse", True)

@@ -58,3 +58,26 @@ def test_every_event_wakes_those_that_wait_for_it(tmp_path: Path) -> None:
         assert await events.read("", after=after, wait_s=2 * LOOK_S) == []
 
     with_stores(tmp_path, test)
+
+
+def test_an_event_that_comes_as_a_reader_begins_to_wait_wakes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stores: Stores) -> None:
+        events, known = stores.events, []
+        first = await events.add("", "note", "first")
+        stored = events._newest.stored
+        with monkeypatch.context() as patch:
+            patch.setattr(events._newest, "stored", lambda job, id_: known.append((job, id_)))
+            last = await events.add("", "note", "last")
+
+        async def remember() -> None:
+            for job, id_ in known:
+                stored(job, id_)
+
+        reading = asyncio.create_task(events.read("", after=first, wait_s=PATIENCE_S))
+        await asyncio.gather(remember())  # after the reader has looked, before the first look
+        found = await asyncio.wait_for(reading, PATIENCE_S / 2)
+        assert [event["id"] for event in found] == [last]
+
+    with_stores(tmp_path, test)

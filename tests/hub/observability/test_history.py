@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.clock import VirtualClock
+from atoll.errors import StorageFull
 from atoll.hub.db.database import Database
 from atoll.hub.nodes.sampler import HubSampler
 from atoll.hub.observability import history as history_module
@@ -114,6 +115,24 @@ def test_a_failed_write_loses_nothing(past: Past, monkeypatch: pytest.MonkeyPatc
     assert past.read("node/a", span_s=600)["times"] == []
     past.flush()
     assert past.read("node/a", span_s=600)["series"]["load"]["mean"] == [2.0]
+
+
+def test_figures_noted_during_a_failed_write_add_to_the_others(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = past.database.write
+
+    async def full(_work: object) -> None:
+        past.history.note("node/a", past.clock.wall(), {"load": 4.0})
+        raise StorageFull("no space is left")
+
+    past.history.note("node/a", past.clock.wall(), {"load": 2.0})
+    monkeypatch.setattr(past.database, "write", full)
+    past.flush()
+    monkeypatch.setattr(past.database, "write", write)
+    past.flush()
+    series = past.read("node/a", span_s=600)["series"]["load"]
+    assert (series["count"], series["mean"]) == ([2], [3.0])
 
 
 def test_names_that_others_choose_fill_nothing_up(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,28 @@ def test_slower_lines_give_a_longer_interval_for_good(
         assert (after.every, after.codec) == (every, "")  # from there on members measure
     with HubServer(options) as server:
         assert hub_of(server).rounds.machine(job).commit_log.every == every
+
+
+def test_a_plan_for_a_job_that_has_ended_meanwhile_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
+    )
+    with HubServer(options) as server, Scene(server) as scene:
+        hub = hub_of(server)
+        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        scene.round(scene.start(job), 0)
+        runtime, asked = hub.rounds.runtime(job), []
+
+        async def ask(*_: Any, **__: Any) -> dict[str, Any]:
+            asked.append(job)
+            hub.rounds.close(job)
+            return {"answers": {"every": 77}}
+
+        monkeypatch.setattr(hub.planner, "ask", ask)
+        record = hub.stores.jobs.get(job)
+        server.call(hub.replanner._again(record, {}, "its lines are slower"))
+        assert asked == [job]
+        assert event_texts(scene, job) == []
+        assert runtime.machine.commit_log.every != 77

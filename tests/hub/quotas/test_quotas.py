@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from atoll.errors import LimitReached, QueueFull, from_dict
 from atoll.hub.alarms.watch import AlarmIntervals
+from atoll.hub.quotas import disk
 from atoll.hub.quotas.limits import Quotas
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import HubEndpoint, parse_ticket
@@ -330,3 +331,26 @@ def test_frames_of_a_session_follow_the_quota(tmp_path: Path) -> None:
             for _ in range(200):
                 member.tell(Beat())
             assert "50 frames" in alarm_about(hub, f"{job}/w0")["cause"]
+
+
+def test_a_file_that_comes_during_a_measurement_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as hub, operator(hub) as client:
+        folder = tmp_path / "jobs" / client.submit(SPEC)
+        meter = stores_of(hub).files._disk
+        assert meter is not None
+        measure = disk.folder_bytes
+        came: list[int] = []
+
+        def during(place: Path) -> int:
+            before = measure(place)
+            if not came:
+                came.append((folder / "b").write_bytes(bytes(500)))
+                meter.came(folder.name, 500)
+            return before
+
+        monkeypatch.setattr(disk, "folder_bytes", during)
+        hub.call(meter.measure(folder.name))
+        assert came == [500]
+        assert meter.used(folder.name) == measure(folder)

@@ -294,6 +294,59 @@ def test_rounds_after_the_resume_checkpoint_are_dropped(running: Running) -> Non
     assert not deliver(running, 1, 3, "w1.safetensors")  # nothing of round 3 is remembered
 
 
+def chosen_while_a_newer_one_comes(running: Running, monkeypatch: pytest.MonkeyPatch) -> Newest:
+    """Publish checkpoint 1 of a job that keeps one, choose it, and publish 2; return the choice."""
+    assert running.hub.hub is not None
+    checkpoints, record = running.hub.hub.checkpoints, job_of(running.hub, running.job)
+    table = dataclasses.replace(record.spec.checkpoint, keep=1)
+    record.spec = dataclasses.replace(record.spec, checkpoint=table)
+    for round_ in (1, 2):
+        commit(running, round_ - 1, running.members)
+        deliver(running, 0, round_, "shared.safetensors", "w0.safetensors")
+        if round_ == 1:
+            assert deliver(running, 1, 1, "w1.safetensors")
+    chosen = running.hub.call(checkpoints.newest(running.job))
+    assert chosen.round == 1
+    choose, late = checkpoints.newest, [chosen]
+
+    async def newest(job: str, rounds: list[int] | None = None) -> Newest:
+        return late.pop() if late else await choose(job, rounds)
+
+    monkeypatch.setattr(checkpoints, "newest", newest)
+    assert deliver(running, 1, 2, "w1.safetensors")
+    until(lambda: not (folder_of(running) / checkpoint_folder(1)).exists())
+    return chosen
+
+
+def test_checkpoint_that_came_during_the_choice_is_kept(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen_while_a_newer_one_comes(running, monkeypatch)
+    assert running.hub.hub is not None
+    found = running.hub.call(running.hub.hub.checkpoints.go_back(running.job))
+    assert (found.round, newest_complete(folder_of(running))) == (2, 2)
+    assert "checkpoints-abandoned" not in kinds(running)
+
+
+def test_resume_from_a_deleted_checkpoint_deletes_no_other(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = chosen_while_a_newer_one_comes(running, monkeypatch)
+    assert running.hub.hub is not None
+    with pytest.raises(CheckpointMissing, match="round 1 was deleted"):
+        running.hub.call(running.hub.hub.checkpoints.begin(running.job, resume=chosen))
+    assert newest_complete(folder_of(running)) == 2
+
+
+def test_nothing_is_abandoned_if_nobody_needs_it(running: Running) -> None:
+    commit(running, 0, running.members)
+    deliver(running, 0, 1, "shared.safetensors", "w0.safetensors")
+    assert running.hub.hub is not None
+    checkpoints = running.hub.hub.checkpoints
+    running.hub.call(checkpoints.go_back(running.job, needed=lambda: False))
+    assert deliver(running, 1, 1, "w1.safetensors")  # what came of the first round is remembered
+
+
 def make(
     folder: Path,
     round_: int,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from atoll.errors import LeftBehind
+from atoll.errors import GroupError, LeftBehind
 from atoll.hub.server import HubServer
 from atoll.wire.messages import (
     Failure,
@@ -34,6 +35,7 @@ from tests.hub.nodes.test_membership import (
     vote,
 )
 from tests.hub.peer import member
+from tests.patience import PATIENCE_S
 
 
 def test_newcomer_takes_over_the_state_and_meets_the_others(running: Running) -> None:
@@ -193,3 +195,19 @@ def test_run_waits_for_a_lost_member_before_rollback(
         assert isinstance(sources, Sources)
         assert (sources.round, [peer.member for peer in sources.peers]) == (1, ["w0"])
     assert not event_texts(running.hub, running.job, "alarm:rewound")
+
+
+def test_a_join_that_waited_while_the_job_ended_is_answered(running: Running) -> None:
+    assert running.hub.hub is not None
+    rounds, job = running.hub.hub.rounds, running.job
+
+    async def ends() -> None:
+        runtime = rounds.runtime(job)
+        async with runtime.lock:
+            joining = asyncio.ensure_future(rounds.join(job, "w0", RoundJoin(0, "base0")))
+            await asyncio.sleep(0)
+            rounds.close(job)
+        with pytest.raises(GroupError, match="has ended"):
+            await asyncio.wait_for(joining, PATIENCE_S)
+
+    running.hub.call(ends())

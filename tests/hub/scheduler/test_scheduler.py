@@ -327,3 +327,13 @@ def test_hubs_reducer_runs_until_the_job_ends(
             agent.request(ProcessState(job, item.member, ProcessPhase.EXITED, exit_code=75))
         until(lambda: job_of(hub, job).state == "stopped")
         until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_launch_of_a_deleted_job_holds_up_no_other(hub: HubServer) -> None:
+    assert hub.hub is not None
+    launching = hub.hub.scheduler._launching
+    launching._unsent.add(("a-deleted-job", "w0"))
+    with node(hub, "a") as agent:
+        submit(hub, nodes=1)
+        assert set(launches(agent, 1)) == {"w0"}
+    assert not launching._unsent

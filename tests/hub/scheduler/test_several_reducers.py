@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.config import parse_spec
-from atoll.errors import AuthError
+from atoll.errors import AuthError, StorageFull
 from atoll.hub.jobs.record import Job
 from atoll.hub.scheduler import reducer_hosts
 from atoll.hub.scheduler.reducer_hosts import reducers_of
@@ -107,3 +108,43 @@ def test_lone_member_has_a_server_only_if_its_method_does(
     text = f'[job]\nnodes = {nodes}\n[strategy]\npreset = "{preset}"\n'
     job = Job(job="one", created=0.0, spec=parse_spec(text))
     assert len(reducers_of(job)) == expected
+
+
+def test_two_looks_at_once_launch_each_reducer_once(node: NodeInName) -> None:
+    submit(node, "auto", processes=5)
+    assert node.hub.hub is not None
+    reducers, places = node.hub.hub.scheduler.reducers, []
+    launch = reducers._launch
+
+    async def counted(job: Job, reducer: str) -> bool:
+        places.append(reducer)
+        return await launch(job, reducer)
+
+    async def looks() -> None:
+        reducers._launch = counted  # type: ignore[method-assign]
+        reducers._next.clear()
+        await asyncio.gather(reducers.tick(), reducers.tick())
+
+    node.hub.call(looks())
+    assert sorted(places) == [reducer_id(number) for number in range(3)]
+
+
+def test_a_reducer_that_nobody_can_launch_is_tried_again(node: NodeInName) -> None:
+    submit(node, "auto", processes=5)
+    assert node.hub.hub is not None
+    reducers, tried = node.hub.hub.scheduler.reducers, []
+
+    async def fail(job: Job, reducer: str) -> bool:
+        tried.append(reducer)
+        if len(tried) < 3:
+            raise StorageFull("no space is left")
+        return False
+
+    async def looks() -> None:
+        reducers._launch = fail  # type: ignore[method-assign]
+        reducers._next.clear()
+        await reducers.tick()
+        await reducers.tick()
+
+    node.hub.call(looks())
+    assert sorted(tried) == sorted(2 * [reducer_id(number) for number in range(3)])

@@ -170,6 +170,23 @@ def test_states_are_for_those_with_a_task(group: Running, base: str, tmp_path: P
             rest.put_file(group.job, f"verification/{number}-0", b"other")
 
 
+def test_a_challenge_that_begins_while_states_are_deleted_keeps_its_own(
+    group: Running,
+) -> None:
+    assert group.hub.hub is not None
+    runtime, files = service(group)._runtime(group.job), group.hub.hub.stores.files
+    runtime.ledger.number = 2
+    left = {f"verification/{number}-0": number == 3 for number in (1, 2, 3)}
+
+    async def drop() -> None:
+        for name in left:
+            await files.write(group.job, name, b"state")
+        await service(group)._drop_states(runtime, keep=())
+
+    group.hub.call(drop())
+    assert {name: files.path(group.job, name).exists() for name in left} == left
+
+
 def test_reports_of_the_reducer_come_from_the_reducer(group: Running) -> None:
     answer = group.members[0].request(Received(1, {"w0": "x"}))
     assert isinstance(answer, Failure)
