@@ -6,8 +6,7 @@ import pytest
 
 from atoll.errors import EpochChanged, GroupError, LeftBehind
 from atoll.rounds.checks import majority_base
-from atoll.rounds.effects import Effect, EventRaised, MemberDropped, Planned, Refused
-from atoll.rounds.member_states import RoundMemberState
+from atoll.rounds.effects import EventRaised, MemberDropped, Refused
 from atoll.rounds.routing import all_reachable
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 from tests.rounds.rounds_by_hand import commit_all, join_all, plan_in, rounds_of, verdict_in, vote
@@ -369,41 +368,3 @@ def test_replaced_process_waits_for_the_next_attempt() -> None:
     effects = machine.vote("w0", vote(plan), 3.0)
     assert verdict_in(effects).committed
     assert any(isinstance(e, Refused) and e.member == "w1" for e in effects)
-
-
-@pytest.mark.parametrize("others", [1, 2, 4])
-def test_a_slow_line_is_waited_for_once_that_costs_no_more(others: int) -> None:
-    """The state takes 100 s to fetch, and a newer one is committed every 20 s."""
-    machine, fetch_s, period_s = rounds_of(others + 1), 100.0, 20.0
-    names = [f"w{slot}" for slot in range(others)]
-    now = 0.0
-    for _ in range(3):
-        everyone = [*names, f"w{others}"]
-        now += period_s
-        commit_all(machine, join_all(machine, everyone, now), now)
-    late, began = f"w{others}", now
-    events: list[str] = []
-    machine.silent(late, now)
-    machine.recover(late, now)
-    fetched, wanted, trained = now + fetch_s, machine.committed_round, now + period_s
-    while machine.members.states[late] == RoundMemberState.RECOVERING:
-        now += 1.0
-        assert now < began + 20 * fetch_s, "it never recovers"
-        effects: list[Effect] = []
-        if now >= trained and machine.attempt is None:
-            for name in names:
-                if name not in machine.joins:
-                    effects += machine.join(name, RoundJoin(machine.committed_round, "d"), now)
-        effects += machine.settle(now)
-        plans = [effect.plan for effect in effects if isinstance(effect, Planned)]
-        if plans and late not in plans[0].members:
-            commit_all(machine, plans[0], now)
-            trained = now + period_s
-        if now >= fetched and machine.committed_round == wanted:
-            effects += machine.stand(late, wanted, "d", now)
-        elif now >= fetched:
-            effects += machine.recover(late, now, needs_s=fetch_s)
-            fetched, wanted = now + fetch_s, machine.committed_round
-        events += [e.kind for e in effects if isinstance(e, EventRaised)]
-    assert events.count("waits-to-recover") == 1
-    assert now - began <= (others + 2) * fetch_s

@@ -72,21 +72,11 @@ class Checkpoints:
     """Handles CheckpointPart messages."""
 
     def __init__(
-        self,
-        *,
-        database: Database,
-        jobs: Jobs,
-        files: Files,
-        events: Events,
-        rounds: RoundService,
-        clock: Clock,
-    ) -> None:
-        self._database = database
-        self._jobs = jobs
-        self._files = files
-        self._events = events
-        self._rounds = rounds
-        self._clock = clock
+        self, *, database: Database, jobs: Jobs, files: Files, events: Events,
+        rounds: RoundService, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._database, self._jobs, self._files = database, jobs, files
+        self._events, self._rounds, self._clock = events, rounds, clock
         # Publishing awaits between reading the parts and writing the manifest: a second part must
         # not publish too, and `begin` must not delete the folder meanwhile.
         self._lock = asyncio.Lock()
