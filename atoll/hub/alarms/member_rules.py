@@ -247,9 +247,9 @@ def stale(facts: Facts) -> Iterator[Finding]:
                 value=float(len(missed)),
                 cause=f"{job.who(member)} has missed the last {STALE_ROUNDS} commits or more "
                 f"({doing}){since}",
-                remedy=f"see what it does: atoll logs {job.job} --member {member}; a link that is "
-                "too slow to recover the state needs rarer rounds (every = ... under "
-                f"[strategy]); or drain it: atoll drain {known.node}",
+                remedy=f"see what it does: atoll logs {job.job} --member {member}; on a slow "
+                "link a round waits for it once that pays, sooner with rarer rounds (every = ... "
+                f"under [strategy]); or drain it: atoll drain {known.node}",
             )
 
 
