@@ -89,7 +89,7 @@ def test_a_member_on_a_slow_line_takes_part_again(tmp_path: Path) -> None:
 
             found = until(site, lambda found: taking_part(found) == MEMBERS)
             kinds = [event["kind"] for event in found["events"]]
-            assert kinds.count("waits-to-recover") == 1, kinds
+            assert "waits-to-recover" in kinds, kinds
             assert late.is_running()  # it is the same process
         finally:
             site.close()
