@@ -46,6 +46,13 @@ class Recovered:
     """The shared image as it came, for a fetch of a newer one; None: members have different ones.
     """
 
+    @property
+    def again_s(self) -> float:
+        """Seconds that a fetch of a newer state may take: this optimizer's state is kept."""
+        if self.image is None or not self.nbytes:
+            return self.seconds
+        return self.seconds * min(1.0, self.image.manifest.nbytes / self.nbytes)
+
 
 def recover(
     recipient: Recipient,

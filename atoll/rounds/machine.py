@@ -220,6 +220,7 @@ class RoundMachine(Quorum):
 
     def newcomer(self, member: str, now: float, *, whole: bool) -> float:
         """Return the share of a period's steps that a member does before its first join."""
+        self.members.away_since.setdefault(member, now)
         pace = self.commit_log.newcomer_pace(member, self.members.trainers, now=now, whole=whole)
         self.members.busy_s[member] = pace * (self.commit_log.timings.period_s or 0.0)
         return pace

@@ -56,7 +56,7 @@ class MemberStates:
     asked_at: dict[str, float] = field(default_factory=dict)
     """When each member last asked for donors."""
     away_since: dict[str, float] = field(default_factory=dict)
-    """When each member that recovers first asked for them."""
+    """When each member that recovers first asked for them, ready or not."""
     holds: dict[str, float] = field(default_factory=dict)
     """Seconds for which a round waits for a member that needs long, by :meth:`earns`."""
     ready_at: dict[str, float] = field(default_factory=dict)

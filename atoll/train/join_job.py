@@ -150,7 +150,7 @@ def join_job(
     def fetch(
         *, ready: bool, distrusted: Sequence[str] = (), older: Recovered | None = None
     ) -> Recovered:
-        needs_s = older.seconds if older is not None else 0.0
+        needs_s = older.again_s if older is not None else 0.0
         return recover(
             Recipient(link, environment.job, environment.member, announce, stop=should_stop),
             ask=lambda question: sources(question.failed, ready=ready, needs_s=needs_s),

@@ -211,6 +211,7 @@ def test_of_a_newer_state_only_what_has_changed_is_fetched(world: World) -> None
     older = world.recover()
     whole, inner = (image_nbytes(part) for part in model.parts())
     assert older.nbytes == whole + inner
+    assert older.again_s == pytest.approx(older.seconds * whole / (whole + inner))
     changed = dict(model.shared().tensors)
     changed["a"] = changed["a"].clone()
     changed["a"][-1000:] += 1.0
