@@ -84,16 +84,9 @@ class HubGroup:
     """
 
     def __init__(
-        self,
-        link: SyncLink,
-        *,
-        job: str,
-        member: str,
-        hub: str,
-        route: str = "auto",
-        patience_s: float = 600.0,
-        line: LineUse | None = None,
-    ) -> None:
+        self, link: SyncLink, *, job: str, member: str, hub: str, route: str = "auto",
+        patience_s: float = 600.0, line: LineUse | None = None,
+    ) -> None:  # fmt: skip
         """Create the group of one member, with `route` `auto`, `direct` or `relay`.
 
         Exchanges use the `line`. Peers connect to the local address of the route to `hub`, which

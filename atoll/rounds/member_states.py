@@ -59,6 +59,8 @@ class MemberStates:
     """When each member that recovers first asked for them, ready or not."""
     holds: dict[str, float] = field(default_factory=dict)
     """Seconds for which a round waits for a member that needs long, by :meth:`earns`."""
+    waited_for: set[str] = field(default_factory=set)
+    """Members that have recovered while a round waited so, until it is over."""
     ready_at: dict[str, float] = field(default_factory=dict)
     """Deadline for the first join of a member that has just recovered."""
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class MemberStates:
         """A round was committed; these members have its state."""
         self.up_to_date, self.recorded, self.bases = dict.fromkeys(members), set(), Bases()
         self._donors = list(self.up_to_date)
-        self.ready_at = {}
+        self.ready_at, self.waited_for = {}, set()
 
     def awaited(self) -> list[str]:
         """Return the members that every round waits for."""
@@ -155,6 +157,8 @@ class MemberStates:
     def recovered(self, member: str, ready_at: float) -> None:
         """A member recovered, and joins by `ready_at`."""
         self._slow.pop(member, None)
+        if member in self.holds:
+            self.waited_for.add(member)
         self._forget_recovery(member)
         self.outsiders.discard(member)
         self.ready_at[member] = ready_at

@@ -200,7 +200,9 @@ class JobState:
             return None
         state, since, hold_s = self.members.states.get(member), self.pending.since(), self.hold_s()
         if state in AWAITED:
-            ready_at = min(self.members.ready_at.get(member, 0.0), since + hold_s)
+            ready_at = self.members.ready_at.get(member, 0.0)
+            if member not in self.members.waited_for:
+                ready_at = min(ready_at, since + hold_s)
             return max(since + self.grace_s(), ready_at)
         if self.members.is_recovering(member, self.committed_round):
             asked_at = self.members.asked_at.get(member, since)

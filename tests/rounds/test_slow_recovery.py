@@ -52,6 +52,9 @@ def test_a_slow_line_is_waited_for_once_that_costs_no_more(others: int) -> None:
             fetched, wanted = now + FETCH_S, machine.committed_round
         events += [e.kind for e in effects if isinstance(e, EventRaised)]
     assert events.count("waits-to-recover") == 1
+    effects = machine.settle(now + 1.0)  # it takes part, although the others have waited for long
+    effects += machine.join(late, RoundJoin(machine.committed_round, "d"), now + 1.5)
+    assert late in plan_in(effects).members
     assert now - began <= (others + 2) * FETCH_S
 
 

@@ -108,12 +108,11 @@ class SwarmService:
         live: Callable[[str], list[str]], rounds: Runtimes, metrics: Metrics,
     ) -> None:  # fmt: skip
         """`live` returns the members of a job whose processes were launched and did not end."""
-        self._rounds = rounds
         self._held_out = HeldOutStore(
             metrics=metrics, events=events, checkpoints=checkpoints, clock=clock
         )
         self._jobs, self._events, self._clock, self._live = jobs, events, clock, live
-        self._checkpoints = checkpoints
+        self._rounds, self._checkpoints = rounds, checkpoints
         self._whole = WholeMembers(jobs, checkpoints, live)
         self._runtimes: dict[str, SwarmRuntime] = {}
 
@@ -128,10 +127,9 @@ class SwarmService:
             return None
         now, nodes = self._clock.monotonic(), self._nodes(job)
         waits_s = now - runtime.waits_since if runtime.waits_since is not None else 0.0
-        starts = not runtime.ran and waits_s < STARTS_S
         return view_of_swarm(
             runtime.ledger, now, nodes=nodes, moves=runtime.moves, whole=self._whole.of(job),
-            waits_s=waits_s, starts=starts,
+            waits_s=waits_s, starts=not runtime.ran and waits_s < STARTS_S,
         )  # fmt: skip
 
     def _nodes(self, job: str) -> dict[str, str]:
@@ -189,10 +187,8 @@ class SwarmService:
                 for machine in machines:  # the rounds of all stages count alike again
                     machine.committed_round = round_
         if before > ledger.step:
-            text = (
-                f"no member has stage {stage} of step {before} any more: all stages go back to step"
-                f" {ledger.step}"
-            )
+            text = f"no member has stage {stage} of step {before} any more:"
+            text += f" all stages go back to step {ledger.step}"
             await self._events.add(runtime.job, "alarm:rewound", text)
 
     async def want(self, job: str, member: str, body: SwarmWant) -> SwarmLeases:

@@ -114,7 +114,7 @@ def test_slower_lines_give_a_longer_interval_for_good(
         assert hub_of(server).rounds.machine(job).commit_log.every == every
 
 
-def test_a_plan_for_a_job_that_has_ended_meanwhile_changes_nothing(
+def test_a_plan_for_a_job_that_has_ended_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = HubOptions(

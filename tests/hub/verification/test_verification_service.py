@@ -170,7 +170,7 @@ def test_states_are_for_those_with_a_task(group: Running, base: str, tmp_path: P
             rest.put_file(group.job, f"verification/{number}-0", b"other")
 
 
-def test_a_challenge_that_begins_while_states_are_deleted_keeps_its_own(
+def test_states_of_a_challenge_that_begins_meanwhile_are_kept(
     group: Running,
 ) -> None:
     assert group.hub.hub is not None
