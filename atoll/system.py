@@ -21,6 +21,9 @@ from typing import TypedDict
 KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
 """The signal that cannot be ignored (on Windows the only one)."""
 
+UNSENT_OPTION: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+"""Option of a TCP socket: bytes that the kernel keeps unsent; None: this system has none."""
+
 INTERRUPTS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")

@@ -20,7 +20,7 @@ from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.hub.security.connection_limits import is_loopback
 from atoll.hub.security.tls import choose
 from atoll.hub.sessions.uvicorn_protocols import WebSocketProtocol, protocol_factory
-from atoll.system import allow_many_files
+from atoll.system import UNSENT_OPTION, allow_many_files
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere the option would let two programs share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
-            # Inherited by accepted connections.
-            bound.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+        if UNSENT_OPTION is not None:  # inherited by accepted connections
+            bound.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
         bound.bind(address)
         bound.listen(1024)
     except OSError as error:

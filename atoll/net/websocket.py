@@ -21,6 +21,7 @@ from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.proxies import at_address, for_websocket, hub_address, not_through, unreachable
 from atoll.net.throttle import Throttle, throttle_of
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
+from atoll.system import UNSENT_OPTION
 from atoll.wire.frames import HEADER_BYTES, Buffer, Kind
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
@@ -114,13 +115,12 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
 
 def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> None:
     """Limit the kernel's buffers to what can be sent or received soon; see `UNSENT_BYTES`."""
-    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     raw = connection.transport.get_extra_info("socket")
     if raw is None:
         return
     with contextlib.suppress(OSError):
-        if option is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+        if UNSENT_OPTION is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
         if download_bps:
             held = min(MAX_HELD_BYTES, max(UNSENT_BYTES, round(download_bps / 8 * HELD_S)))
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, held)

@@ -25,13 +25,10 @@ from atoll.net.proxies import (
     unreachable,
 )
 from atoll.net.throttle import ThrottledHttp, throttle_of
+from atoll.system import UNSENT_OPTION
 from atoll.wire.limits import UNSENT_BYTES
 
-SHORT_QUEUE = [
-    (socket.IPPROTO_TCP, getattr(socket, name), UNSENT_BYTES)
-    for name in ("TCP_NOTSENT_LOWAT",)
-    if hasattr(socket, name)
-]
+SHORT_QUEUE = [(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)] if UNSENT_OPTION else []
 """The kernel keeps little of an upload that it has not sent; see `UNSENT_BYTES`."""
 
 

@@ -42,6 +42,16 @@ def hub_of(server: HubServer) -> Hub:
     return server.hub
 
 
+def serving(folder: Path) -> HubServer:
+    return HubServer(
+        HubOptions(data=folder / "data", jobs=folder / "jobs", reducers=False, dead_after_s=3600.0)
+    )
+
+
+def submit(scene: Scene) -> str:
+    return str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+
+
 def event_texts(scene: Scene, job: str) -> list[str]:
     events = scene.http.get(f"/api/jobs/{job}/events").json()["events"]
     return [event["text"] for event in events if event["kind"] == KIND]
@@ -54,13 +64,10 @@ def slower_lines(scene: Scene, job: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_starts_a_little_later_has_not_come(tmp_path: Path) -> None:
-    options = HubOptions(
-        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
-    )
-    with HubServer(options) as server, Scene(server) as scene:
+    with serving(tmp_path) as server, Scene(server) as scene:
         hub = hub_of(server)
         hub.replanner.clock = clock = VirtualClock()
-        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        job = submit(scene)
         names = [member["member"] for member in scene.placed(job)]
         scene.connect(f"{job}/reducer")
         members = []
@@ -78,12 +85,9 @@ def test_who_starts_a_little_later_has_not_come(tmp_path: Path) -> None:
 def test_slower_lines_give_a_longer_interval_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = HubOptions(
-        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
-    )
-    with HubServer(options) as server, Scene(server) as scene:
+    with serving(tmp_path) as server, Scene(server) as scene:
         hub = hub_of(server)
-        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        job = submit(scene)
         members = scene.start(job)
         scene.round(members, 0)
         server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
@@ -110,19 +114,16 @@ def test_slower_lines_give_a_longer_interval_for_good(
         scene.round(members, 2)
         after = runtime.verdicts[max(runtime.verdicts)]
         assert (after.every, after.codec) == (every, "")  # from there on members measure
-    with HubServer(options) as server:
+    with serving(tmp_path) as server:
         assert hub_of(server).rounds.machine(job).commit_log.every == every
 
 
 def test_a_plan_for_a_job_that_has_ended_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = HubOptions(
-        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
-    )
-    with HubServer(options) as server, Scene(server) as scene:
+    with serving(tmp_path) as server, Scene(server) as scene:
         hub = hub_of(server)
-        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        job = submit(scene)
         scene.round(scene.start(job), 0)
         runtime, asked = hub.rounds.runtime(job), []
 

@@ -12,16 +12,9 @@ import pytest
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.hub.storage.checkpoint_folders import abandon, newest_complete, prune
+from atoll.hub.storage.checkpoint_folders import newest_complete
 from atoll.net.http.client import HubClient
-from atoll.wire.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    ManifestPart,
-    checkpoint_folder,
-    decode_manifest,
-    encode_manifest,
-)
+from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, decode_manifest
 from atoll.wire.messages import (
     CheckpointPart,
     CheckpointState,
@@ -33,7 +26,6 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.part_check import Newest
-from atoll.wire.retention import Keep
 from tests.hub.nodes.test_membership import Running, commands, job_of, launches, registered, until
 from tests.hub.peer import Peer, member
 
@@ -345,61 +337,3 @@ def test_nothing_is_abandoned_if_nobody_needs_it(running: Running) -> None:
     checkpoints = running.hub.hub.checkpoints
     running.hub.call(checkpoints.go_back(running.job, needed=lambda: False))
     assert deliver(running, 1, 1, "w1.safetensors")  # what came of the first round is remembered
-
-
-def make(
-    folder: Path,
-    round_: int,
-    *,
-    manifest: bool = True,
-    parts: bool = True,
-    score: float | None = None,
-) -> None:
-    path = folder / checkpoint_folder(round_)
-    path.mkdir(parents=True)
-    if parts:
-        (path / "shared.safetensors").write_bytes(b"12345")
-    if manifest:
-        part = ManifestPart(name="shared.safetensors", member="w0", sha256="0" * 64, nbytes=5)
-        written = Manifest(
-            job="j", round=round_, step=1, members=["w0"], parts=[part], created=0.0, score=score
-        )  # fmt: skip
-        (path / MANIFEST_NAME).write_bytes(encode_manifest(written))
-
-
-def test_newest_complete_passes_over_what_is_damaged(tmp_path: Path) -> None:
-    assert newest_complete(tmp_path) == -1
-    make(tmp_path, 1)
-    make(tmp_path, 2, parts=False)
-    make(tmp_path, 3, manifest=False)
-    make(tmp_path, 4)
-    (tmp_path / checkpoint_folder(4) / MANIFEST_NAME).write_bytes(b"{")
-    make(tmp_path, 5)
-    (tmp_path / checkpoint_folder(5) / "shared.safetensors").write_bytes(b"1")
-    assert newest_complete(tmp_path) == 1
-
-
-def test_pruning_never_deletes_the_newest_complete_one(tmp_path: Path) -> None:
-    for round_ in (1, 2, 3):
-        make(tmp_path, round_)
-    make(tmp_path, 4, manifest=False)
-    assert prune(tmp_path, keep=Keep(newest=1)) == [1, 2]
-    assert newest_complete(tmp_path) == 3
-    assert (tmp_path / checkpoint_folder(4)).exists()
-    assert prune(tmp_path, keep=Keep(newest=1)) == []
-
-
-def test_the_best_and_every_nth_are_kept_beside_the_newest(tmp_path: Path) -> None:
-    for round_, score in enumerate((3.0, 1.0, 2.0, None, 2.0, 4.0), start=1):
-        make(tmp_path, round_, score=score)
-    assert prune(tmp_path, keep=Keep(newest=1, every=4, best=2)) == [1, 3]
-    assert newest_complete(tmp_path) == 6
-
-
-def test_later_checkpoints_are_deleted_and_older_ones_stay(tmp_path: Path) -> None:
-    for round_ in (1, 2, 3):
-        make(tmp_path, round_, manifest=round_ != 2)
-    assert abandon(tmp_path, after=1) == [2, 3]
-    assert abandon(tmp_path, after=1) == []
-    assert newest_complete(tmp_path) == 1
-    assert abandon(tmp_path, after=-1) == [1]
