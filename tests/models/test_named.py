@@ -13,7 +13,7 @@ from atoll.models.named import check_named
 from atoll.models.pretrained import CausalLMConfig, load_tokenizer, make_pretrained
 from bench.kit.ports import free_port
 
-hub: Any = pytest.importorskip("huggingface_hub", reason="pip install 'atoll[hf]'")
+constants: Any = pytest.importorskip("huggingface_hub.constants", reason="pip install 'atoll[hf]'")
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub.constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
 
 
 def test_an_unreachable_hub_is_said_at_once_with_what_to_do() -> None:
@@ -38,7 +38,7 @@ def test_an_unreachable_hub_is_said_at_once_with_what_to_do() -> None:
 def test_a_hub_that_listens_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"http://127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(hub.constants, "ENDPOINT", place)
+        monkeypatch.setattr(constants, "ENDPOINT", place)
         check_named("ada/smol")
 
 
@@ -54,6 +54,6 @@ def test_what_was_loaded_before_needs_no_hub(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_may_not_ask_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.constants, "is_offline_mode", lambda: True)
+    monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
     with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):
         check_named("ada/smol")
