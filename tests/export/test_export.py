@@ -14,6 +14,7 @@ from atoll.cli.main import main
 from atoll.cli.trained.run_files import find_run
 from atoll.export.card import model_card
 from atoll.train.results.sample import load_model
+from tests.export.conftest import trained_run, tune_tables
 
 transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
 peft = pytest.importorskip("peft", reason="pip install 'atoll[tune]'")
@@ -100,6 +101,20 @@ def test_gguf_computes_what_was_trained(
         tmp_path, gguf_file="out.gguf", dtype=torch.float32
     )
     close(logits_of(theirs), trained_logits(lora), within=within)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_folder_is_made_of_a_run_on_a_gguf_file(
+    lora: Path, chats: Path, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "base").mkdir()
+    assert atoll("export", lora, tmp_path / "base" / "tiny.gguf") == 0
+    tables = tune_tables(tmp_path / "base", chats, method=method)
+    tables["model"]["gguf"] = "tiny.gguf"
+    run = trained_run(tmp_path / "tune-tiny", tables)
+    assert atoll("export", run, tmp_path / "out") == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    close(logits_of(theirs), trained_logits(run))
 
 
 def test_gguf_has_tokenizer_and_template(lora: Path, tmp_path: Path) -> None:

@@ -140,6 +140,9 @@ def test_quantised_file_is_loaded_as_full_precision(tmp_path: Path) -> None:
     again: Any = build_model("transformers", **model.portable_options())
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(IDS), model(IDS))
+    model.library_model.save_pretrained(tmp_path / "saved")  # as `atoll export` does
+    saved = build_model("transformers", source=str(tmp_path / "saved"), context=8)
+    assert torch.equal(saved(IDS), model(IDS))
 
 
 def write_gguf(gguf: Any, path: Path) -> None:

@@ -40,7 +40,7 @@ LIBRARY = "transformers"
 
 
 def pretrain(
-    model: GPT,
+    model: TextModel,
     tasks: Sequence[TextTask],
     wording: Wording,
     *,
@@ -61,7 +61,7 @@ def pretrain(
     Returns:
         Nats per token of the completions, mean over the last steps.
     """
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     optimizer = build_optimizer(model, table)
     schedule = StepSchedule(optimizer, learning_rate(table))
     source = seeds.source("examples", seed)
