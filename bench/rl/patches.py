@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a small model and a larger rate")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument(
-        "--examples", type=int, default=40, help="steps of 32 examples; not with --small"
+        "--examples", type=int, default=20, help="steps of 32 examples; not with --small"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--lr", type=float, default=0.0, help="3e-6; of the small model 5e-4")

@@ -21,10 +21,11 @@ from atoll.rl.environments.spaces import DISCRETE, Actions, TaskSpec
 from atoll.rl.state_saver import StateSaver
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.episodes import Episodes, encode_episodes
-from atoll.rl.text.language_policy import LanguagePolicy, trained_tensors
+from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.rollouts import Collector
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import LIBRARY, StartModel
+from atoll.rl.text.trained import trained_tensors
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -66,13 +67,13 @@ class TextActor:
         self._side: ActorChannel | None = None
         if rl.has_critic:
             names = [policy.name for policy in rl.policies]
-            self._critic = TextCritic(names, beginning.gpt, rl, seed=run.seed)
+            self._critic = TextCritic(names, beginning.model, rl, seed=run.seed)
             self._side = ActorChannel(
                 run, rl=rl, policy=name, member=run.member, job=run.job, encode=encode_episodes,
                 stopping=lambda: run.stopping,
             )  # fmt: skip
         elif rl.algorithm != "grpo":
-            self._critic = TextCritic([name], beginning.gpt, rl, seed=run.seed)
+            self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
         self._collector: Collector | None = None
         """Takes the completions that other members write."""
         workers = next(one.samplers for one in rl.policies if one.name == name)

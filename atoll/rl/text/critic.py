@@ -1,8 +1,8 @@
 """The value model: learns and answers the values of texts, for all policies.
 
-A GPT reads the text. The policy's embedding is added to every token, and each policy has a head
-with its own scale of rewards (PopArt): values are specific to the policy, while what the network
-learns about texts is shared.
+A copy of the policies' start reads the text; where they learn by adapters, so does it. The policy's
+embedding is added to every token, and each policy has a head with its own scale of rewards
+(PopArt): values are specific to the policy, while what the network learns about texts is shared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from atoll.config.rl_tables import RlTable
+from atoll.devices.choose import device_of_model
 from atoll.errors import ConfigError, DataError
 from atoll.models import GPT
 from atoll.rl import seeds
@@ -25,10 +26,11 @@ from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import adam, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.nets.value import PopArt
-from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.state_saver import parts_of, prefixed
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.rewards import token_advantages
-from atoll.rl.text.sampler import hidden_states
+from atoll.rl.text.sampler import TextModel, hidden_states
+from atoll.rl.text.trained import copied, load_trained, trained_tensors
 
 
 class ValueModel(nn.Module):
@@ -36,15 +38,13 @@ class ValueModel(nn.Module):
 
     Args:
         policies: Names, in the same order on all members.
-        model: The initial weights; copied.
+        model: The initial weights; copied, but for a frozen base below adapters.
         conditioned: Whether the policy is an input; if not, there is one head.
     """
 
-    def __init__(self, policies: Sequence[str], model: GPT, *, conditioned: bool) -> None:
+    def __init__(self, policies: Sequence[str], model: TextModel, *, conditioned: bool) -> None:
         super().__init__()
-        self.trunk = copy.deepcopy(model).requires_grad_(True).eval()
-        self.trunk.head = nn.Identity()  # type: ignore[assignment]  # it predicts no tokens
-        width = model.config.width
+        self.trunk, width = _reader(model)
         self.conditioned = conditioned
         self.told = nn.Parameter(torch.zeros(len(policies), width))
         self.heads = nn.ModuleList(PopArt(width) for _ in (policies if conditioned else [""]))
@@ -76,6 +76,16 @@ class ValueModel(nn.Module):
         both = [torch.stack(head.scale()).float() for head in self.all_heads()]
         chosen = torch.stack(both)[self.head_of(policies)]
         return chosen[:, :1], chosen[:, 1:]
+
+
+def _reader(model: TextModel) -> tuple[nn.Module, int]:
+    """Return a copy of a model without its output layer, and the width of its hidden states."""
+    if isinstance(model, GPT):
+        trunk = copy.deepcopy(model).requires_grad_(True).eval()
+        trunk.head = nn.Identity()  # type: ignore[assignment]  # it predicts no tokens
+        return trunk, model.config.width
+    theirs = copied(model).library_model
+    return theirs.base_model.eval(), int(theirs.config.get_text_config().hidden_size)
 
 
 @dataclass(slots=True)
@@ -111,15 +121,18 @@ class TextCritic:
         seed: Seed of the minibatches.
     """
 
-    def __init__(self, policies: Sequence[str], model: GPT, rl: RlTable, *, seed: int) -> None:
+    def __init__(
+        self, policies: Sequence[str], model: TextModel, rl: RlTable, *, seed: int
+    ) -> None:
         self.policies = tuple(policies)
         self.version = 0
         """Number of updates."""
-        self._device = model.embedding.weight.device
+        self._device = device_of_model(model)
         conditioned = rl.critic != "unconditioned"
         self.model = ValueModel(policies, model, conditioned=conditioned).to(self._device)
         self._rl, self._seed = rl, seed
-        self._optimizer = adam(self.model.parameters(), lr=rl.critic_lr)
+        learned = [one for one in self.model.parameters() if one.requires_grad]
+        self._optimizer = adam(learned, lr=rl.critic_lr)
 
     @torch.no_grad()
     def of(self, episodes: Episodes) -> Tensor:
@@ -153,8 +166,9 @@ class TextCritic:
         return stats
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return what answering requires, flat."""
-        return prefixed("model", self.model.state_dict()) | {"version": torch.tensor(self.version)}
+        """Return what answering requires beside a frozen base, flat."""
+        kept = prefixed("model", trained_tensors(self.model))
+        return kept | {"version": torch.tensor(self.version)}
 
     def load_snapshot(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the result of `snapshot`.
@@ -162,7 +176,7 @@ class TextCritic:
         Raises:
             CheckpointCorrupt: it belongs to another model or other policies.
         """
-        load_module(self.model, parts_of(tensors, "model"), what="the value model")
+        load_trained(self.model, parts_of(tensors, "model"), what="the value model")
         self.version = int(tensors["version"])
 
     def state_dict(self) -> dict[str, Tensor]:

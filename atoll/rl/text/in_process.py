@@ -40,9 +40,9 @@ class TextInProcessRun:
         self.critics: list[TextCritic] = []
         """One for all, one for each policy (`own`), or none."""
         if rl.has_critic:
-            self.critics = [TextCritic(names, beginning.gpt, rl, seed=seed)]
+            self.critics = [TextCritic(names, beginning.model, rl, seed=seed)]
         elif rl.algorithm != "grpo":
-            self.critics = [TextCritic([name], beginning.gpt, rl, seed=seed) for name in names]
+            self.critics = [TextCritic([name], beginning.model, rl, seed=seed) for name in names]
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.state.frozen import is_below
 from atoll.config.rl_tables import RlTable
 from atoll.devices.choose import device_of_model
 from atoll.errors import ConfigError
@@ -22,6 +21,7 @@ from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.sampler import TextModel, log_probabilities, write
 from atoll.rl.text.tasks import TextTask
+from atoll.rl.text.trained import load_trained, trained_tensors
 
 
 class LanguagePolicy:
@@ -202,25 +202,9 @@ class LanguagePolicy:
         Raises:
             CheckpointCorrupt: it belongs to another model.
         """
-        own = parts_of(state, "model")
-        load_module(self.model, {**_frozen(self.model), **own}, what=f"policy {self.name}")
+        load_trained(self.model, parts_of(state, "model"), what=f"policy {self.name}")
         if not self._published:
             referred = parts_of(state, "reference")
             load_module(self.reference, referred, what=f"policy {self.name}")
         self.learner.load_state_dict(parts_of(state, "learner"))
         self.written = int(state["written"])
-
-
-def trained_tensors(model: TextModel) -> dict[str, Tensor]:
-    """Return the parameters and buffers that learning changes: all, or only adapters."""
-    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
-    frozen = {name for name, one in named if not one.requires_grad}
-    state = model.state_dict()
-    return {n: one for n, one in state.items() if n not in frozen and not is_below(n, frozen)}
-
-
-def _frozen(model: TextModel) -> dict[str, Tensor]:
-    learned = trained_tensors(model)
-    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
-    state = model.state_dict()
-    return {n: one for n, one in state.items() if n not in learned and not is_below(n, frozen)}

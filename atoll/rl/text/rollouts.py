@@ -28,8 +28,9 @@ from atoll.errors import DataError, WireError
 from atoll.rl.channel.versions import WHOLE_EVERY, WeightReceiver, WeightSender, sampling_weights
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.text.episodes import Episodes, decode_episodes, encode_episodes
-from atoll.rl.text.language_policy import LanguagePolicy, trained_tensors
+from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.start import StartModel
+from atoll.rl.text.trained import trained_tensors
 from atoll.run import Run
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ def run_text_job(spec: JobSpec, run: Run, device: torch.device = IN_MAIN_MEMORY)
     if role.role == SAMPLER:
         return RolloutWorker(spec, run, role, beginning).run()
     names = [policy.name for policy in spec.rl.policies]
-    critic = TextCritic(names, beginning.gpt, spec.rl, seed=run.seed)
+    critic = TextCritic(names, beginning.model, spec.rl, seed=run.seed)
     return CriticRole(spec, run, TextCriticLearner(critic), decode=decode_episodes).run()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.devices.choose import device_of_model
@@ -15,7 +15,7 @@ from atoll.models.causal_lm import CausalLM
 from atoll.rl.text.prompts import Prompts
 
 TextModel = GPT | CausalLM
-"""What can learn from rewards; models of the library with GRPO only."""
+"""What can learn from rewards."""
 
 
 class LibraryDecoder:
@@ -78,17 +78,21 @@ class Decoder:
         return x + cast(Tensor, block.down(hidden))  # type: ignore[operator]
 
 
-def hidden_states(model: GPT, ids: Tensor, *, added: Tensor | None = None) -> Tensor:
+def hidden_states(model: nn.Module, ids: Tensor, *, added: Tensor | None = None) -> Tensor:
     """Return the hidden state of each position before the output layer, [B, L, width].
 
     Args:
-        model: The model.
+        model: A GPT, or a model of `transformers` without its output layer.
         ids: [B, L], int64.
         added: [B, width], added to every token of a row; None adds nothing.
     """
-    x: Tensor = model.embedding(ids)
+    theirs: Any = model
+    embedding = model.embedding if isinstance(model, GPT) else theirs.get_input_embeddings()
+    x: Tensor = embedding(ids)
     if added is not None:
         x = x + added[:, None]
+    if not isinstance(model, GPT):
+        return cast(Tensor, theirs(inputs_embeds=x, use_cache=False).last_hidden_state)
     for block in model.blocks:
         x = block(x)
     return cast(Tensor, model.norm(x))

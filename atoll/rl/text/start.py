@@ -117,12 +117,6 @@ class StartModel:
     trained: bool
     """Whether the model was trained before, elsewhere."""
 
-    @property
-    def gpt(self) -> GPT:
-        """The model, of which value models are copies."""
-        assert isinstance(self.model, GPT)  # others learn by grpo only, see `check_text`
-        return self.model
-
 
 def start_model(spec: JobSpec) -> StartModel:
     """Return tasks, tokens and the model of a job; without `start` the model is fresh.
@@ -177,7 +171,7 @@ def train_start_model(
     member gets the same model.
     """
     return pretrain(
-        beginning.gpt, list(beginning.tasks.values()), beginning.wording,
+        beginning.model, list(beginning.tasks.values()), beginning.wording,
         table=spec.train, seed=spec.job.seed, stopping=stopping,
     )  # fmt: skip
 

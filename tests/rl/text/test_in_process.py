@@ -14,6 +14,7 @@ from atoll.checkpoint.format.weights import describe
 from atoll.config import JobSpec
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError
+from atoll.models import GPT
 from atoll.rl.text.in_process import TextInProcessRun
 from atoll.rl.text.start import StartModel, start_model, train_start_model
 from tests.rl.text.small import WORDING, gpt, job, rl_table
@@ -113,7 +114,8 @@ def test_weights_of_another_job_are_where_it_starts(tmp_path: Path) -> None:
     save_weights(path, model.state_dict(), about=about)
     found = start_model(small_job(start=str(path)))
     assert found.trained
-    assert torch.equal(found.gpt.embedding.weight, model.embedding.weight)
+    assert isinstance(found.model, GPT)
+    assert torch.equal(found.model.embedding.weight, model.embedding.weight)
 
 
 def test_prompts_need_room_beside_completions(beginning: StartModel) -> None:

@@ -1,8 +1,10 @@
-"""GRPO on a model of `transformers` with adapters: it learns, only the adapters do, and is kept."""
+"""GRPO and PPO on a model of `transformers` with adapters: only they learn, and are kept."""
 
 from __future__ import annotations
 
 import random
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from atoll.config import JobSpec, read_spec
 from atoll.errors import ConfigError
 from atoll.models.adapted import TunedLM
 from atoll.rl.channel.versions import sampling_weights
+from atoll.rl.text import start
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.in_process import TextInProcessRun
-from atoll.rl.text.language_policy import trained_tensors
 from atoll.rl.text.sampler import log_probabilities, write
 from atoll.rl.text.start import StartModel, start_model
+from atoll.rl.text.trained import trained_tensors
 from tests.models.tiny import save_tiny
+from tests.rl.text.test_run import run_all
 
 pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
 pytest.importorskip("peft", reason="pip install 'atoll[tune]'")
@@ -53,7 +57,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spec_of(pretrained: Path, **rl: Any) -> JobSpec:
     return read_spec(
         {
-            "job": {"nodes": 1, "seed": 5},
+            "job": {"seed": 5},
             "model": {
                 "name": "transformers", "source": str(pretrained), "context": 48,
                 "adapter": {"method": "lora", "rank": 8},
@@ -151,11 +155,80 @@ def test_a_resumed_policy_goes_on_exactly(pretrained: Path) -> None:
         assert torch.equal(tensor, trained_tensors(again.policies[0].model)[name]), name
 
 
-@pytest.mark.parametrize(
-    "changes", [{"algorithm": "ppo", "critic": "own"}, {"start": "file.safetensors"}]
-)
-def test_what_models_of_the_library_cannot_do_is_refused(
-    pretrained: Path, changes: dict[str, Any]
+PPO = {"algorithm": "ppo", "gamma": 1.0, "critic_lr": 0.01, "critic_epochs": 2}
+
+
+def test_rewards_rise_by_ppo_with_a_value_model_of_adapters(
+    pretrained: Path, beginning: StartModel
 ) -> None:
-    with pytest.raises(ConfigError, match="by grpo"):
-        check_text(spec_of(pretrained, **changes))
+    run = TextInProcessRun(spec_of(pretrained, **PPO, critic="own", steps=64 * 20), beginning)
+    (policy,), (critic,) = run.policies, run.critics
+    base = {
+        name: tensor.clone()
+        for name, tensor in critic.model.state_dict().items()
+        if "lora_" not in name and name.startswith("trunk.")
+    }
+    before, _ = policy.examine(64, temperature=1.0)
+    explained = []
+    while not run.done:
+        run.update(on_update=lambda name, facts: explained.append(facts["explained_variance"]))
+    after, _ = policy.examine(64, temperature=1.0)
+    assert after > before + 0.3
+    assert max(explained) > 0.2
+    now = critic.model.state_dict()
+    assert all(torch.equal(tensor, now[name]) for name, tensor in base.items())
+
+
+def test_a_value_models_snapshot_has_no_frozen_base(pretrained: Path) -> None:
+    spec = spec_of(pretrained, **PPO, critic="own")
+    run = TextInProcessRun(spec, start_model(spec))
+    run.update()
+    episodes = run.policies[0].write()
+    snapshot = run.critics[0].snapshot()
+    base = sum(tensor.nbytes for tensor in start_model(spec).model.state_dict().values())
+    assert sum(tensor.nbytes for tensor in snapshot.values()) < 0.2 * base
+    other = TextInProcessRun(spec, start_model(spec)).critics[0]
+    assert not torch.equal(other.of(episodes), run.critics[0].of(episodes))
+    other.load_snapshot(snapshot)
+    assert torch.equal(other.of(episodes), run.critics[0].of(episodes))
+    other.load_state_dict(run.critics[0].state_dict())
+    for critic in (other, run.critics[0]):
+        critic.learn([episodes])
+    assert torch.equal(other.of(episodes), run.critics[0].of(episodes))
+
+
+def test_all_weights_of_a_value_model_learn_without_adapters(pretrained: Path) -> None:
+    spec = spec_of(pretrained, **PPO, critic="own", lr=1e-3)
+    options = {name: value for name, value in spec.model.options.items() if name != "adapter"}
+    spec = replace(spec, model=replace(spec.model, options=options))
+    run = TextInProcessRun(spec, start_model(spec))
+    critic = run.critics[0]
+    before = {name: tensor.clone() for name, tensor in critic.snapshot().items()}
+    run.update()
+    moved = {n for n, tensor in critic.snapshot().items() if not torch.equal(tensor, before[n])}
+    assert sum("layers" in name for name in moved) >= 9
+
+
+def test_two_published_policies_and_a_pooled_value_model(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_at_a_time = threading.Lock()  # the library does not load models in several threads
+
+    def load(spec: JobSpec) -> StartModel:
+        with one_at_a_time:
+            return start_model(spec)
+
+    monkeypatch.setattr(start, "start_model", load)
+    policies = [
+        {"name": name, "env": "text:tests.rl.text.test_published:Ending"} for name in ("a", "b")
+    ]
+    spec = spec_of(pretrained, **PPO, critic="pooled", steps=64 * 3, policies=policies)
+    critic, *actors = run_all(spec, tmp_path)
+    assert critic["trajectories"] == 6
+    assert critic["updates"] >= 1
+    assert [actor["updates"] for actor in actors] == [3, 3]
+
+
+def test_another_runs_weights_are_refused(pretrained: Path) -> None:
+    with pytest.raises(ConfigError, match="published weights"):
+        check_text(spec_of(pretrained, start="file.safetensors"))

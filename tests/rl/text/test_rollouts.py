@@ -17,9 +17,9 @@ from atoll.queues import InMemoryChannel
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.episodes import encode_episodes
-from atoll.rl.text.language_policy import trained_tensors
 from atoll.rl.text.rollouts import Collector, RolloutWorker
 from atoll.rl.text.start import shared_start_model
+from atoll.rl.text.trained import trained_tensors
 from atoll.train.results.rl_summary import rl_summary
 from tests.rl.text.small import job, rl_table
 from tests.rl.text.test_run import member, run_all
@@ -96,7 +96,7 @@ class Scene:
 
 
 def rounded(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: part.bfloat16().float() for name, part in trained_tensors(model).items()}  # type: ignore[arg-type]
+    return {name: part.bfloat16().float() for name, part in trained_tensors(model).items()}
 
 
 def test_workers_sample_with_the_trainers_weights_bit_for_bit(tmp_path: Path) -> None:
