@@ -43,7 +43,7 @@ class PolicyTable:
     actors: Positive = 1
     """Its actors; more than one only with `impala`."""
     samplers: NotNegative = 0
-    """Further members that only write its completions (language models with `grpo`); 0: its trainer
+    """Further members that only write its completions (language models); 0: its trainer
     writes them itself.
     """
     steps: int = 0

@@ -54,12 +54,6 @@ def check_text(spec: JobSpec) -> None:
     if rl.share:
         _check_share(rl)
     for policy in rl.policies:
-        if policy.samplers and rl.algorithm != "grpo":
-            raise ConfigError(
-                "only the trainer of a policy writes its completions with this algorithm",
-                given=f"samplers = {policy.samplers}, algorithm = {rl.algorithm!r}",
-                expected='algorithm = "grpo", or samplers = 0',
-            )  # fmt: skip
         if ":" not in policy.env.removeprefix(PREFIX):  # a custom module exists on the nodes only
             make_task(policy.env, policy.options)
 

@@ -11,7 +11,7 @@ import torch
 
 from atoll.config import JobSpec, parse_spec
 from atoll.config.rl_roles import ACTOR, SAMPLER, member_roles
-from atoll.config.rl_tables import PolicyTable, RlTable
+from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.queues import InMemoryChannel
 from atoll.rl.text.actor import TextActor
@@ -26,7 +26,7 @@ from tests.rl.text.test_run import member, run_all
 
 
 def with_samplers(count: int = 2, **changes: Any) -> RlTable:
-    table = rl_table(algorithm="grpo", **changes)
+    table = rl_table(**{"algorithm": "grpo"} | changes)
     policies = [dataclasses.replace(one, samplers=count) for one in table.policies]
     return dataclasses.replace(table, policies=policies)
 
@@ -51,6 +51,18 @@ def test_a_trainer_learns_from_what_two_others_wrote(tmp_path: Path) -> None:
     )
     assert summary["critic_member"] is None
     assert (summary["env_steps"], summary["policies"][0]["members"]) == (64, ["w0"])
+
+
+@pytest.mark.parametrize("critic", ["pooled", "own"])
+def test_values_of_completions_of_others_are_learned_by_ppo(tmp_path: Path, critic: str) -> None:
+    spec = job(with_samplers(2, algorithm="ppo", critic=critic, queue_items=8), steps=5)
+    check_text(spec)
+    results = run_all(spec, tmp_path)
+    trainer = next(one for one in results if one["role"] == "actor")
+    assert (trainer["episodes"], trainer["updates"]) == (64, 4)
+    if critic == "pooled":
+        values = next(one for one in results if one["role"] == "critic")
+        assert (values["trajectories"], values["dropped"]) == (4, {})
 
 
 class Scene:
@@ -178,10 +190,7 @@ def test_a_batch_written_twice_is_learned_from_once(tmp_path: Path) -> None:
     assert not scene.collector._batches.claim()
 
 
-def test_samplers_are_for_language_models_and_grpo() -> None:
-    rl = rl_table(policies=[PolicyTable(name="one", env="text:brackets", samplers=1)])
-    with pytest.raises(ConfigError, match="only the trainer of a policy writes"):
-        check_text(job(rl))
+def test_samplers_are_for_language_models() -> None:
     table = '[[rl.policies]]\nname = "p"\nenv = "CartPole-v1"\nsamplers = 2\n'
     with pytest.raises(ConfigError, match="samplers write completions of language models"):
         parse_spec(table)
