@@ -129,10 +129,13 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
         if not weights or torch.get_default_device().type == "meta":
             described = transformers.AutoConfig.from_pretrained(place, **where)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
-        if config.adapter.get("method") == "qlora":
+        four_bits = config.adapter.get("method") == "qlora"
+        if four_bits:
             settings |= {"quantization_config": _four_bits(transformers, gguf=config.gguf)}
         with _quiet(transformers):
             theirs = transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+        if four_bits:
+            _stay_trainable(theirs)
         if config.gguf:  # its weights were put into fp32, but the library goes on to refuse saving
             theirs.hf_quantizer.remove_quantization_config(theirs)
         return theirs
@@ -160,6 +163,17 @@ def _four_bits(transformers: Any, *, gguf: str) -> Any:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )  # fmt: skip
+
+
+def _stay_trainable(theirs: Any) -> None:
+    """Leave a base in 4 bits as it is when it is evaluated.
+
+    On processors with AVX512-BF16, bitsandbytes packs the weights anew in the first evaluation:
+    layers must have a multiple of 64 inputs for that, and gradients end in them afterwards.
+    """
+    for module in theirs.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def weight_files(config: CausalLMConfig) -> dict[str, Path] | None:

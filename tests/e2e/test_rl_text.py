@@ -69,12 +69,14 @@ def test_language_models_share_a_critic_and_survive_a_kill(atoll: Atoll) -> None
 @pytest.mark.long(
     "tests/rl/text/test_rollouts.py::test_a_trainer_learns_from_what_two_others_wrote"
 )
-def test_a_trainer_and_a_rollout_worker_are_killed(atoll: Atoll) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_trainer_and_a_rollout_worker_are_killed(atoll: Atoll, algorithm: str) -> None:
     path = write_job(atoll)
     text = path.read_text().partition('[[rl.policies]]\nname = "expressions"')[0]
-    text = text.replace('algorithm = "ppo"', 'algorithm = "grpo"')
+    text = text.replace('algorithm = "ppo"', f'algorithm = "{algorithm}"')
     path.write_text(f"{text}\nsamplers = 2\n")
-    running = atoll.start("run", str(path), "--local", "3")
+    first = int(algorithm == "ppo")  # after the member of the value model
+    running = atoll.start("run", str(path), "--local", str(3 + first))
     metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None))
 
     def updates() -> int:
@@ -83,12 +85,12 @@ def test_a_trainer_and_a_rollout_worker_are_killed(atoll: Atoll) -> None:
         return int(max((p.get("updates", 0) for p in points), default=0))
 
     until(lambda: updates() >= 2)
-    os.kill(atoll.worker("w1").pid, 9)
+    os.kill(atoll.worker(f"w{first + 1}").pid, 9)
     until(lambda: updates() >= 4)
-    os.kill(atoll.worker("w0").pid, 9)
+    os.kill(atoll.worker(f"w{first}").pid, 9)
     done = running.wait()
     assert done.code == 0, done.both
     told = json.loads((atoll.job_folder() / "summary.json").read_text())["rl"]
     (policy,) = told["policies"]
     assert (policy["updates"], policy["episodes"]) == (UPDATES, 32 * UPDATES)
-    assert told["critic_member"] is None
+    assert (told["critic_member"] is not None) == (algorithm == "ppo")
