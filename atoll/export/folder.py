@@ -8,6 +8,7 @@ import torch
 
 from atoll.errors import ConfigError
 from atoll.export.opened import Opened
+from atoll.models.pretrained import library, quiet
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,7 +35,10 @@ def write_folder(opened: Opened, folder: Path, *, adapter: bool, dtype: str, car
             config.base_model_name_or_path = opened.base
     else:
         model.config.dtype = DTYPES[dtype]
-    model.save_pretrained(folder)
+    # peft would look for the base's configuration, to see whether tokens were added: none ever are.
+    settings = {"save_embedding_layers": False} if adapter else {}
+    with quiet(library()):
+        model.save_pretrained(folder, **settings)
     if opened.tokenizer is not None:
         opened.tokenizer.save_pretrained(folder)
     # After peft, which writes one.

@@ -132,7 +132,7 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
         four_bits = config.adapter.get("method") == "qlora"
         if four_bits:
             settings |= {"quantization_config": _four_bits(transformers, gguf=config.gguf)}
-        with _quiet(transformers):
+        with quiet(transformers):
             theirs = transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
         if four_bits:
             _stay_trainable(theirs)
@@ -260,8 +260,8 @@ def _translated_errors(config: CausalLMConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress progress bars in the output of a worker."""
+def quiet(transformers: Any) -> Iterator[None]:
+    """Suppress the library's progress bars where the output is no terminal."""
     if sys.stderr.isatty():
         yield
         return

@@ -103,6 +103,7 @@ def test_gguf_computes_what_was_trained(
     close(logits_of(theirs), trained_logits(lora), within=within)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # between two libraries
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_folder_is_made_of_a_run_on_a_gguf_file(
     lora: Path, chats: Path, tmp_path: Path, method: str
@@ -115,6 +116,15 @@ def test_a_folder_is_made_of_a_run_on_a_gguf_file(
     assert atoll("export", run, tmp_path / "out") == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     close(logits_of(theirs), trained_logits(run))
+    if method == "lora":
+        assert atoll("export", run, tmp_path / "adapter", "--adapter") == 0
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "base", gguf_file="tiny.gguf", dtype=torch.float32
+        )
+        close(
+            logits_of(peft.PeftModel.from_pretrained(base, tmp_path / "adapter")),
+            trained_logits(run),
+        )
 
 
 def test_gguf_has_tokenizer_and_template(lora: Path, tmp_path: Path) -> None:
