@@ -29,20 +29,23 @@ def run(after: float, area: float) -> dict[str, Any]:
 def test_variants_are_compared_seed_by_seed() -> None:
     found = {
         sharing.ALONE: [run(0.2, 0.1), run(0.6, 0.5), run(0.4, 0.3)],
+        "4/0": [run(0.1, 0.0), run(0.5, 0.4), run(0.3, 0.2)],
         "4/4": [run(0.3, 0.1), run(0.7, 0.5), run(0.5, 0.3)],
     }
-    alone, shared = (sharing.row_of(name, found) for name in found)
+    alone, fewer, shared = (sharing.row_of(name, found) for name in found)
     assert alone["after_difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert shared["after_difference"] == pytest.approx({"mean": 0.1, "low": 0.1, "high": 0.1})
+    assert shared["after_gain"] == pytest.approx({"mean": 0.2, "low": 0.2, "high": 0.2})
+    assert "after_gain" not in alone | fewer
     assert shared["after"]["low"] < 0.5 < shared["after"]["high"]
 
 
 def test_a_run_that_shares_writes_half_and_learns_from_as_much() -> None:
-    spec = sharing.spec_of(1, share=4, updates=1)
-    small = dataclasses.replace(spec.rl, group=2, steps=2 * sharing.PROMPTS)
+    spec = sharing.spec_of(1, variant="4/4", updates=1)
+    small = dataclasses.replace(spec.rl, group=2, steps=2 * 8)
     spec = dataclasses.replace(spec, rl=small)
     found = sharing.measure(spec, start_model(spec))
-    assert found["written"] == 2 * sharing.PROMPTS // 2
+    assert found["written"] == 2 * 4
     assert found["text_bytes"] > 0
     assert len(found["curve"]) == 1
 
