@@ -157,8 +157,14 @@ def main() -> int:
     result = {"rows": rows, "policies": POLICIES, "seeds": seeds, "updates": updates,
               "lr": args.lr}  # fmt: skip
     whole = dict.fromkeys(name for row in rows for name in row)
-    emit(result, [{name: str(row.get(name, "")) for name in whole} for row in rows])
+    emit(result, [{name: _shown(row.get(name, "")) for name in whole} for row in rows])
     return 0
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return "{mean:.3f} ({low:.3f} to {high:.3f})".format(**value)
 
 
 if __name__ == "__main__":
