@@ -18,6 +18,7 @@ connected. The last line of stdout is JSON with a row per system and link:
     stood_s             how long members did no step: gaps beyond twice the median one, all together
     cpu_s               processor seconds of a member's training process, mean; not those of others
                         that it started (hivemind has such), of nodes and of the hub
+    machine_s           processor seconds of all that ran on the machine, the kernel's work included
     load                programs that wanted to run in the last minute, others' included
     note                why something is null
 

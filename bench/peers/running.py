@@ -44,6 +44,8 @@ class Outcome:
     """How long members did no step, mean: all gaps between steps beyond twice the median one."""
     cpu_s: float = 0.0
     """Processor seconds of a member's training process since the beginning, mean."""
+    machine_s: float = 0.0
+    """Processor seconds of everything on the machine meanwhile."""
     steps: list[list[float]] = field(default_factory=list)
     """The moments at which steps ended, of each survivor."""
     killed_at: float = 0.0
@@ -88,13 +90,14 @@ def play(
     try:
         _while(running, lambda: has(folder, slots, "ready"), "all members connected", READY_S)
         before = [hosts.sent_bytes(slot + 1) for slot in slots]
-        began = time.monotonic()
+        began, busy = time.monotonic(), busy_s()
         (folder / GO).touch()
         if kill_after:
             _while(running, lambda: _reached(folder, slots, kill_after), "the kill", TRAIN_S)
             outcome.killed_at = time.monotonic()
             kill_tree(notes(folder, slots.pop())[0]["pid"])
         _while(running, lambda: has(folder, slots, "done"), "the end", TRAIN_S)
+        outcome.machine_s = busy_s() - busy
         after = [hosts.sent_bytes(slot + 1) for slot in slots]
     finally:
         running.stop()
@@ -178,6 +181,14 @@ def kill_tree(pid: int) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
+
+
+def busy_s() -> float:
+    """Return the seconds that the machine's processors have worked since it was started."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - sum(
+        getattr(times, name, 0.0) for name in ("iowait", "steal", "guest", "guest_nice")
+    )  # fmt: skip
 
 
 def load() -> float:

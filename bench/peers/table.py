@@ -28,7 +28,7 @@ KILL_AFTER = 70
 
 FIGURES = (
     "system", "link", "seconds", "utilisation", "mb_per_host", "loss", "stall_after_kill_s",
-    "identical", "stood_s", "cpu_s", "load", "note",
+    "identical", "stood_s", "cpu_s", "machine_s", "load", "note",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -145,6 +145,7 @@ def figures(found: Outcome) -> Row:
         "identical": found.identical,
         "stood_s": round(found.stood_s, 2),
         "cpu_s": round(found.cpu_s, 2),
+        "machine_s": round(found.machine_s, 2),
     }
 
 
