@@ -44,9 +44,9 @@ class ValueModel(nn.Module):
 
     def __init__(self, policies: Sequence[str], model: TextModel, *, conditioned: bool) -> None:
         super().__init__()
-        self.trunk, width = _reader(model)
+        self.trunk, told, width = _reader(model)
         self.conditioned = conditioned
-        self.told = nn.Parameter(torch.zeros(len(policies), width))
+        self.told = nn.Parameter(torch.zeros(len(policies), told))
         self.heads = nn.ModuleList(PopArt(width) for _ in (policies if conditioned else [""]))
 
     def forward(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
@@ -78,14 +78,16 @@ class ValueModel(nn.Module):
         return chosen[:, :1], chosen[:, 1:]
 
 
-def _reader(model: TextModel) -> tuple[nn.Module, int]:
-    """Return a copy of a model without its output layer, and the width of its hidden states."""
+def _reader(model: TextModel) -> tuple[nn.Module, int, int]:
+    """Return a copy of a model without its output layer, the widths of its embedding and states."""
     if isinstance(model, GPT):
         trunk = copy.deepcopy(model).requires_grad_(True).eval()
         trunk.head = nn.Identity()  # type: ignore[assignment]  # it predicts no tokens
-        return trunk, model.config.width
+        return trunk, model.config.width, model.config.width
     theirs = copied(model).library_model
-    return theirs.base_model.eval(), int(theirs.config.get_text_config().hidden_size)
+    ends = (theirs.get_input_embeddings(), theirs.get_output_embeddings())
+    told, width = (int(end.weight.shape[1]) for end in ends)
+    return theirs.base_model.eval(), told, width
 
 
 @dataclass(slots=True)

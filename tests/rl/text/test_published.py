@@ -13,12 +13,14 @@ import torch
 
 from atoll.config import JobSpec, read_spec
 from atoll.errors import ConfigError
+from atoll.models import build_model
 from atoll.models.adapted import TunedLM
 from atoll.rl.channel.versions import sampling_weights
 from atoll.rl.text import start
 from atoll.rl.text.compatibility import check_text
+from atoll.rl.text.critic import ValueModel
 from atoll.rl.text.in_process import TextInProcessRun
-from atoll.rl.text.sampler import log_probabilities, write
+from atoll.rl.text.sampler import hidden_states, log_probabilities, write
 from atoll.rl.text.start import StartModel, start_model
 from atoll.rl.text.trained import trained_tensors
 from tests.models.tiny import save_tiny
@@ -177,6 +179,30 @@ def test_rewards_rise_by_ppo_with_a_value_model_of_adapters(
     assert max(explained) > 0.2
     now = critic.model.state_dict()
     assert all(torch.equal(tensor, now[name]) for name, tensor in base.items())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
+        {"model_type": "gemma", "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32},
+        {"model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 32,
+         "num_attention_heads": 2, "word_embed_proj_dim": 8},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)  # fmt: skip
+def test_a_value_model_reads_what_the_output_layer_of_its_model_reads(
+    config: dict[str, Any],
+) -> None:
+    model: Any = build_model("transformers", context=16, config={**config, "vocab_size": 40}).eval()
+    critic = ValueModel(["a", "b"], model, conditioned=True)
+    ids = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        states = hidden_states(critic.trunk, ids)
+        torch.testing.assert_close(model.library_model.lm_head(states), model(ids))
+        values = critic(ids, torch.tensor([[3, 8], [4, 5]]), torch.tensor([0, 1]))
+    assert values.shape == (2, 2)
 
 
 def test_a_value_models_snapshot_has_no_frozen_base(pretrained: Path) -> None:
