@@ -103,7 +103,8 @@ args = ["--job", "{job}", "--out", "{out}"]
 def taught(folder: Path, model: str, *, steps: int) -> str:
     """Train a model on examples of the task; return the folder that holds it."""
     file = folder / "examples.toml"
-    file.write_text(_job(small=False, model=model, updates=1, lr=3e-6).format(seed=0))
+    text = _job(small=False, model=model, updates=1, lr=3e-6).format(seed=0)
+    file.write_text(text, encoding="utf-8")
     spec = load_spec(file)
     beginning = start_model(spec)
     table = TrainTable(steps=steps, batch=32, lr=3e-5, warmup=4)
