@@ -106,13 +106,13 @@ def _arrange(victim: Victim, hit: Any) -> None:
             hit()
 
     if victim.moment == "connecting":
-        put = atoll.group.routes.rendezvous_store.RendezvousStore.set
+        swap = atoll.group.routes.rendezvous_store.RendezvousStore.swap
 
-        def hit_before_set(self: Any, key: str, value: bytes) -> None:
+        def hit_before_swap(self: Any, own: Any, wanted: Any) -> list[bytes]:
             once()
-            put(self, key, value)
+            return swap(self, own, wanted)
 
-        atoll.group.routes.rendezvous_store.RendezvousStore.set = hit_before_set  # type: ignore[method-assign,assignment]
+        atoll.group.routes.rendezvous_store.RendezvousStore.swap = hit_before_swap  # type: ignore[method-assign]
     if victim.moment == "exchanging":
         run = atoll.group.collectives.collectives.BoundedProcessGroup.run
 

@@ -18,7 +18,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -230,15 +236,17 @@ def connect_lines(
     members = meeting.members
     rank, lines = members.index(meeting.me), dict[int, list[MetLine]]()
     listener.begin(meeting.name)
-    store.set(f"line/{meeting.me}", listener.dial)
+    names = [f"line/{member}" for member in members[:rank]]
+    own = {f"line/{meeting.me}": listener.dial.encode()}
+    addresses = [dial.decode(errors="replace") for dial in store.swap(own, names)]
     asking, lock, given_up = threading.Lock(), threading.Lock(), False
 
     def dial(other: int) -> None:
-        def address() -> str:
+        def address() -> str:  # e.g. it has restarted, and its new address comes
             with asking:  # a store answers one question after the other
-                return store.get(f"line/{members[other]}").decode(errors="replace")
+                return store.get(names[other]).decode(errors="replace")
 
-        found = _dial(address, members[other], tls, meeting)
+        found = _dial(addresses[other], address, members[other], tls, meeting)
         with lock:
             if given_up:
                 cut_all(found)
@@ -269,29 +277,38 @@ def connect_lines(
 
 
 def _dial(
-    address: Callable[[], str], other: str, tls: MemberTls, meeting: LineMeeting
+    address: str, newest: Callable[[], str], other: str, tls: MemberTls, meeting: LineMeeting
 ) -> list[MetLine]:
-    """Connect to a member at the address that it has put on the store."""
+    """Connect to a member at its address, and after a failure at the newest one on the store."""
     while True:
-        dial, found = address(), list[MetLine]()
         try:
-            try:
-                began = time.monotonic()
-                line = _connected(dial, meeting)
-                count = lines_for(time.monotonic() - began)
-                for number in range(count):
-                    line = line if number == 0 else _connected(dial, meeting)
-                    part = number, count
-                    found.append(MetLine.dialled(line, tls, meeting, to=other, part=part))
-            except BaseException:
-                cut_all(found)
-                raise
+            return _all_lines(address, other, tls, meeting)
         except (OSError, AuthError, WireError, ConfigError) as error:
             if time.monotonic() + RETRY_S >= meeting.deadline or meeting.is_over():
                 raise PeerLost("a member is not reached", given=f"{other}: {error}") from error
-            time.sleep(RETRY_S)  # e.g. it has restarted, and its new address comes
-        else:
-            return found
+            time.sleep(RETRY_S)
+            address = newest()
+
+
+def _all_lines(address: str, other: str, tls: MemberTls, meeting: LineMeeting) -> list[MetLine]:
+    """Connect as often as it needs to fill the way: once, which measures it, then all at once."""
+    began = time.monotonic()
+    first, attempt = _connected(address, meeting), time.monotonic_ns()
+    count = lines_for(time.monotonic() - began)
+
+    def connect(number: int) -> MetLine:
+        line = _connected(address, meeting) if number else first
+        part = number, count
+        return MetLine.dialled(line, tls, meeting, to=other, part=part, attempt=attempt)
+
+    if count == 1:
+        return [connect(0)]
+    with ThreadPoolExecutor(count, thread_name_prefix=f"dial-{other}") as pool:
+        tries = [pool.submit(connect, number) for number in range(count)]
+    for failed in filter(None, (one.exception() for one in tries)):
+        cut_all(one.result() for one in tries if one.exception() is None)
+        raise failed
+    return [one.result() for one in tries]
 
 
 def _connected(dial: str, meeting: LineMeeting) -> socket.socket:

@@ -56,11 +56,13 @@ class MetLine:
     secure: SecureLine
     part: tuple[int, int] = (0, 1)
     """Its number, and how many there are."""
+    attempt: int = 0
+    """Of the one who dials, the same for all parts; larger in a later attempt."""
 
     @classmethod
     def dialled(
         cls, line: socket.socket, tls: MemberTls, meeting: LineMeeting, *, to: str,
-        part: tuple[int, int],
+        part: tuple[int, int], attempt: int,
     ) -> MetLine:  # fmt: skip
         """Greet the member `to` on a new connection; raises OSError, AuthError and WireError."""
         try:
@@ -69,13 +71,13 @@ class MetLine:
             if not meeting.is_known(member):
                 raise AuthError("it has not the key that the hub knows", given=to)
             line.settimeout(meeting.left_s())
-            member.send(_encoder.encode(_Greeting(meeting.name, *part)))
+            member.send(_encoder.encode(_Greeting(meeting.name, *part, attempt)))
             member.receive(most=0)
             line.settimeout(None)
         except BaseException:
             line.close()
             raise
-        return cls(line, member, part)
+        return cls(line, member, part, attempt)
 
 
 class _Greeting(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +86,7 @@ class _Greeting(msgspec.Struct, frozen=True, array_like=True):
     meeting: str
     number: int
     count: int
+    attempt: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -173,11 +176,14 @@ class GroupListener:
                 if self._closed:
                     raise ConnectionAbortedError
                 key = greeting.meeting, member.peer, member.fingerprint, greeting.number
-                # The first line of a member begins its try anew: those of an earlier one are gone.
-                old = [k for k in self._waiting if k == key or (k[:3] == key[:3] and not key[3])]
+                # Parts come in any order. A later attempt ends what is left of an earlier one.
+                others = [k for k in self._waiting if k[:3] == key[:3]]
+                if any(self._waiting[k].attempt > greeting.attempt for k in others):
+                    raise ConnectionAbortedError
+                old = [k for k in others if self._waiting[k].attempt < greeting.attempt or k == key]
                 superseded = [self._waiting.pop(k) for k in old]
                 part = greeting.number, greeting.count
-                self._waiting[key] = MetLine(line, member, part)
+                self._waiting[key] = MetLine(line, member, part, greeting.attempt)
                 while len(self._waiting) > MOST_WAITING:
                     superseded.append(self._waiting.pop(next(iter(self._waiting))))
                 self._changed.notify_all()

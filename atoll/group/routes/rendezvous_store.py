@@ -222,34 +222,48 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
 
     def set(self, key: str, value: bytes | str) -> None:
         """Store a value."""
-        self._ask(key, value.encode() if isinstance(value, str) else bytes(value))
+        self._ask({key: value.encode() if isinstance(value, str) else bytes(value)})
 
     def get(self, key: str) -> bytes:
         """Return a value, waiting for it."""
-        found = None
-        while found is None:
-            found = self._ask(key, None)
-        return found
+        return self.swap({}, [key])[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for all values; only the store's own deadline applies."""
         for key in keys:
             self.get(key)
 
-    def _ask(self, key: str, value: bytes | None) -> bytes | None:
+    # ----------------------------------------------------------- of our own
+
+    def swap(self, own: Mapping[str, bytes], wanted: Sequence[str]) -> list[bytes]:
+        """Store values and return others, waiting for them; one round trip if they are there."""
+        found = dict.fromkeys(wanted, b"")
+        missing = list(found)
+        while own or missing:
+            answers = self._ask({**dict(own), **{key: None for key in missing if key not in own}})
+            found |= {key: value for key, value in answers.items() if value is not None}
+            own, missing = {}, [key for key in missing if answers[key] is None]
+        return [found[key] for key in wanted]
+
+    def _ask(self, asks: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
+        """Send requests, values to store or None to wait for one; return all answers."""
         left_s = self._left_s()
         if RealClock().monotonic() >= self._deadline:
             raise DeadlineExceeded(
-                "a member did not join the rendezvous", given=f"waited for {key}"
+                "a member did not join the rendezvous", given=f"waited for {', '.join(asks)}"
             )
         try:
             self._line.settimeout(left_s + 0.1)
             if self._server is None:
                 self._server = self._lines.dialling(self._line)
                 self._line.settimeout(left_s + 0.1)
-            ask = StoreRequest(f"{self._prefix}/{key}", value, left_s)
-            self._server.send(msgspec.msgpack.encode(ask))
-            return _answers.decode(self._server.receive(most=2 * MAX_NOTE_BYTES)).value
+            for key, value in asks.items():
+                ask = StoreRequest(f"{self._prefix}/{key}", value, left_s)
+                self._server.send(msgspec.msgpack.encode(ask))
+            return {
+                key: _answers.decode(self._server.receive(most=2 * MAX_NOTE_BYTES)).value
+                for key in asks
+            }
         except TimeoutError as error:
             raise DeadlineExceeded("the first member's store takes too long") from error
         except (OSError, WireError, AuthError, msgspec.MsgspecError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -17,7 +19,7 @@ from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
 from atoll.group.collectives.collectives import weighted_mean
 from atoll.group.routes import line_group, line_listener
 from atoll.group.routes.line_group import LineGroup
-from atoll.group.routes.line_listener import GroupListener
+from atoll.group.routes.line_listener import GroupListener, LineMeeting, MetLine
 from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import split_host_port
 from atoll.net.member_tls import MemberKey
@@ -242,6 +244,34 @@ def test_several_lines_carry_the_parts_of_a_tensor(monkeypatch: pytest.MonkeyPat
             assert len(route._group._sockets) == 6
         place.routes[1].drop()  # e.g. an aborted attempt: its lines are made anew, all of them
         assert place.together(mean)[0][0].item() == pytest.approx(MARK * 2)
+
+
+def test_lines_come_in_any_order_and_of_the_last_attempt_only() -> None:
+    listener, members = GroupListener("127.0.0.1"), ("w0", "w1")
+    mine, other = (MemberLines(b"key of the job", me=name) for name in members)
+    assert mine.tls is not None
+    assert other.tls is not None
+    listener.trust(mine.tls)
+    deadline = time.monotonic() + PATIENCE_S
+    meeting = LineMeeting("m", members, "w0", deadline)
+
+    def dial(number: int, attempt: int) -> MetLine:
+        line = socket.create_connection(split_host_port(listener.dial), PATIENCE_S)
+        assert other.tls is not None
+        return MetLine.dialled(
+            line, other.tls, meeting, to="w0", part=(number, 2), attempt=attempt
+        )  # fmt: skip
+
+    made = [dial(1, 7), dial(1, 8), dial(0, 7), dial(0, 8)]  # the third is of an ended attempt
+    taken = listener.take(meeting, "w1")
+    assert [(line.part, line.attempt) for line in taken] == [((0, 2), 8), ((1, 2), 8)]
+    for ended in (made[0], made[2]):
+        ended.plain.settimeout(PATIENCE_S)
+        with suppress(ConnectionResetError):
+            while ended.plain.recv(1 << 16):
+                pass
+    line_listener.cut_all([*made, *taken])
+    listener.close()
 
 
 def test_parts_are_the_same_on_both_sides() -> None:

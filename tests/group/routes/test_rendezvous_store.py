@@ -61,6 +61,16 @@ def test_notes_reach_everybody_of_the_same_meeting_only(store: Open) -> None:
         other.get("k")
 
 
+def test_notes_are_swapped_all_at_once(store: Open) -> None:
+    first, second = store(), store()
+    waiting = Work.start(lambda: second.swap({"b": b"2"}, ["a", "b", "c"]), name="waits")
+    assert first.swap({"a": b"1"}, ["b"]) == [b"2"]
+    with pytest.raises(DeadlineExceeded):
+        waiting.wait(0.3)
+    first.set("c", b"3")
+    assert waiting.wait(PATIENCE_S) == [b"1", b"2", b"3"]
+
+
 def test_wait_ends_when_its_store_is_closed(store: Open) -> None:
     mine = store(timeout_s=PATIENCE_S)
     waiting = Work.start(lambda: mine.get("never"), name="waits")
