@@ -192,7 +192,7 @@ def test_rewards_rise_by_ppo_with_a_value_model_of_adapters(
     ],
     ids=lambda config: str(config["model_type"]),
 )  # fmt: skip
-def test_a_value_model_reads_what_the_output_layer_of_its_model_reads(
+def test_a_value_model_reads_what_the_output_layer_reads(
     config: dict[str, Any],
 ) -> None:
     model: Any = build_model("transformers", context=16, config={**config, "vocab_size": 40}).eval()
