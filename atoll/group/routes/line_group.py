@@ -18,13 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    Future,
-    InvalidStateError,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -303,12 +297,21 @@ def _all_lines(address: str, other: str, tls: MemberTls, meeting: LineMeeting) -
 
     if count == 1:
         return [connect(0)]
-    with ThreadPoolExecutor(count, thread_name_prefix=f"dial-{other}") as pool:
-        tries = [pool.submit(connect, number) for number in range(count)]
-    for failed in filter(None, (one.exception() for one in tries)):
-        cut_all(one.result() for one in tries if one.exception() is None)
-        raise failed
-    return [one.result() for one in tries]
+    until = meeting.deadline + 1.0  # each ends before that by itself
+    tries = [
+        Work.start(partial(connect, number), name=f"dial-{other}", deadline=until)
+        for number in range(count)
+    ]
+    found, failed = list[MetLine](), list[Exception]()
+    for one in tries:
+        try:
+            found.append(one.wait())
+        except Exception as error:
+            failed.append(error)
+    if failed:
+        cut_all(found)
+        raise failed[0]
+    return found
 
 
 def _connected(dial: str, meeting: LineMeeting) -> socket.socket:

@@ -240,7 +240,7 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         found = dict.fromkeys(wanted, b"")
         missing = list(found)
         while own or missing:
-            answers = self._ask({**dict(own), **{key: None for key in missing if key not in own}})
+            answers = self._ask({**own, **{key: None for key in missing if key not in own}})
             found |= {key: value for key, value in answers.items() if value is not None}
             own, missing = {}, [key for key in missing if answers[key] is None]
         return [found[key] for key in wanted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import time
@@ -25,7 +24,7 @@ from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.rollouts import Collector
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import LIBRARY, StartModel
-from atoll.rl.text.trained import trained_tensors
+from atoll.rl.text.trained import copied, trained_tensors
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class TextActor:
         rl, name = spec.rl, role.policy
         self._rl, self._run, self._role, self._beginning = rl, run, role, beginning
         self._policy = LanguagePolicy(
-            name, beginning.tasks[name], copy.deepcopy(beginning.model), beginning.wording, rl,
+            name, beginning.tasks[name], copied(beginning.model), beginning.wording, rl,
             episodes=role.steps, seed=run.seed,
         )  # fmt: skip
         self._critic: TextCritic | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from atoll.config import JobSpec
@@ -11,6 +10,7 @@ from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import StartModel
+from atoll.rl.text.trained import copied
 
 OnUpdate = Callable[[str, dict[str, float]], None]
 """Called after an update with the policy and its figures."""
@@ -26,7 +26,7 @@ class TextInProcessRun:
         rl, seed = spec.rl, spec.job.seed
         self.policies = [
             LanguagePolicy(
-                policy.name, beginning.tasks[policy.name], copy.deepcopy(beginning.model),
+                policy.name, beginning.tasks[policy.name], copied(beginning.model),
                 beginning.wording, rl, episodes=policy.steps or rl.steps, seed=seed,
             )
             for policy in rl.policies

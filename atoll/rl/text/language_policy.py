@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import torch
@@ -21,7 +20,7 @@ from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.sampler import TextModel, log_probabilities, write
 from atoll.rl.text.tasks import TextTask
-from atoll.rl.text.trained import load_trained, trained_tensors
+from atoll.rl.text.trained import copied, load_trained, trained_tensors
 
 
 class LanguagePolicy:
@@ -56,7 +55,7 @@ class LanguagePolicy:
         seed: int,
     ) -> None:
         self.name, self.model, self.rl = name, model.eval(), rl
-        self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+        self.reference = copied(model).requires_grad_(False).eval()
         self.updates = max(1, -(-episodes // (rl.environments * rl.group)))
         """How many there will be in all."""
         self.learner = TokenLearner(model, rl, updates=self.updates)

@@ -13,7 +13,6 @@ are those under the weights that wrote it, so the clipped ratio of PPO and GRPO 
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.text.episodes import Episodes, decode_episodes, encode_episodes
 from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.start import StartModel
-from atoll.rl.text.trained import trained_tensors
+from atoll.rl.text.trained import copied, trained_tensors
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -185,7 +184,7 @@ class RolloutWorker:
         name = role.policy
         self._run, self._role = run, role
         self._policy = LanguagePolicy(
-            name, beginning.tasks[name], copy.deepcopy(beginning.model), beginning.wording, spec.rl,
+            name, beginning.tasks[name], copied(beginning.model), beginning.wording, spec.rl,
             episodes=role.steps, seed=run.seed,
         )  # fmt: skip
         workers = next(one.samplers for one in spec.rl.policies if one.name == name)

@@ -16,8 +16,7 @@ M = TypeVar("M", bound=nn.Module)
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers that learning changes."""
-    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
-    frozen = {name for name, one in named if not one.requires_grad}
+    frozen = _frozen(model)
     state = model.state_dict()
     return {n: one for n, one in state.items() if n not in frozen and not is_below(n, frozen)}
 
@@ -28,11 +27,14 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str) 
     Raises:
         CheckpointCorrupt: a name is missing or unknown, or has another shape.
     """
-    learned = trained_tensors(model)
-    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
-    state = model.state_dict()
-    kept = {n: one for n, one in state.items() if n not in learned and not is_below(n, frozen)}
+    frozen = _frozen(model)
+    kept = {name: one for name, one in model.state_dict().items() if name in frozen}
     load_module(model, {**kept, **tensors}, what=what)
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
+    return {name for name, one in named if not one.requires_grad}
 
 
 def copied(model: M) -> M:
