@@ -60,7 +60,7 @@ class Plan:
 
 SMALL = Setting(layers=2, width=64, batch=4, steps=180, lr=6e-3, held_out_tokens=32_768)
 MIDDLE = Setting(layers=5, width=128, batch=2, steps=180, lr=3e-3, held_out_tokens=32_768)
-OTHER: dict[str, Any] = {"data": HEADERS, "llama": True}
+OTHER: dict[str, Any] = {"data": HEADERS, "name": "llama"}
 
 
 def workloads(

@@ -1,10 +1,11 @@
-"""Every method on one small language model: `python -m bench.methods`, JSON on stdout.
+"""Every method on one small model: `python -m bench.methods`, JSON on stdout.
 
 A byte-level GPT of 1.0 M parameters on the default corpus, 4 and 8 members, 600 steps of 4
-sequences of 64 bytes for each member: equal tokens per node for all methods (`--size`: another
-model). The members of a run are threads of one process that meet in memory; strategies, codecs,
-data and the inner step are the ones that workers run. Bytes are those of the encoded tensors that a
-member sends through a relay.
+sequences of 64 bytes for each member: equal tokens per node for all methods. `--size` takes another
+model; `--size images` a residual network on Fashion-MNIST, 16 images in a member's step, each of
+which counts as a token. The members of a run are threads of one process that meet in memory;
+strategies, codecs, data and the inner step are the ones that workers run. Bytes are those of the
+encoded tensors that a member sends through a relay.
 
 It takes hours, so it keeps what it has: every run that has ended is appended to `--out` at once and
 not run again. Stop it whenever you like, and start it again with the same words. `--minutes` begins

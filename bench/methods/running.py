@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from atoll.devices.transfer import placed
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup as GroupOfOne
-from atoll.models import GPT, Llama
 from atoll.strategies.base import SyncResult
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.resolve import Resolved, resolve
@@ -28,7 +26,7 @@ from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from bench.methods.rows import Row
-from bench.methods.setting import Setting, corpus
+from bench.methods.setting import Model, Setting
 from tests.reference.algorithms import flat
 
 LONGEST_RUN_S = 4 * 3600.0
@@ -38,8 +36,10 @@ LONGEST_RUN_S = 4 * 3600.0
 class Outcome:
     """What one member's run came to."""
 
-    model: GPT | Llama
+    model: Model
     loss: float = float("nan")
+    accuracy: float | None = None
+    """Of a classifier."""
     exchanges: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(bytes sent, bytes received) of a round -> how many such rounds."""
     peak_bytes: int = 0
@@ -124,6 +124,7 @@ def run(trial: Trial) -> dict[str, Any]:
         "parameters": last.numel(),
         "tokens_per_node": setting.tokens_per_node,
         "loss": first.loss,
+        "accuracy": first.accuracy,
         "sent_bytes": max(outcome.sent_bytes for outcome in outcomes),
         "received_bytes": max(outcome.received_bytes for outcome in outcomes),
         "peak_bytes": max(outcome.peak_bytes for outcome in outcomes),
@@ -156,7 +157,7 @@ def _member(
     trial: Trial,
     options: Any,
     group: Group,
-    model: GPT | Llama,
+    model: Model,
     *,
     keep: frozenset[int],
     evaluated: bool,
@@ -184,9 +185,8 @@ def _member(
     outcome.sent_bytes, outcome.received_bytes = group.sent_bytes, group.received_bytes
     if slot == 0 and evaluated:
         with outer.evaluating(task):
-            held_out = corpus(setting.data).held_out
-            batches = functools.partial(held_out.batches, context=setting.context)
-            outcome.loss = evaluate(model, batches, limit_tokens=setting.held_out_tokens).loss
+            found = evaluate(model, setting.held_out(), limit_tokens=setting.held_out_tokens)
+        outcome.loss, outcome.accuracy = found.loss, found.accuracy
     return outcome
 
 

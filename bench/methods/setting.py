@@ -4,50 +4,68 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
 from atoll.config import TrainTable
-from atoll.data import Dataset, Shards, load_dataset
-from atoll.models import GPT, GPTConfig, Llama, LlamaConfig
+from atoll.data import (
+    Dataset,
+    HeldOutBatches,
+    ImageDataset,
+    ImageShards,
+    Shards,
+    is_images,
+    load_dataset,
+    load_images,
+)
+from atoll.models import GPT, GPTConfig, Llama, LlamaConfig, ResNet, ResNetConfig
 
 SPLIT_SEED = 7
 """Of the held-out text, which is the same in all runs."""
+
+Model = GPT | Llama | ResNet
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One scale at which methods are compared."""
 
+    name: str = "gpt"
+    """Of the model: `gpt`, `llama`, or `resnet`, which takes images."""
     layers: int = 5
+    """Of a `resnet`: blocks of each of its three stages."""
     width: int = 128
     context: int = 64
+    """Bytes of a sequence; nothing to a `resnet`."""
     batch: int = 4
     steps: int = 600
     lr: float = 1.5e-3
     held_out_tokens: int = 131_072
-    """How much text one evaluation reads."""
+    """How many bytes, or images, one evaluation reads, if there are so many."""
     data: str = "stdlib"
     """Corpus, see `atoll.data.corpora`."""
     order: str = "shuffled"
-    """`contiguous`: every member has one stretch of the text, of another kind than the others'."""
-    llama: bool = False
-    """Whether the model is a Llama instead of a GPT."""
+    """`contiguous`: every member has one stretch of the data, of another kind than the others'."""
     speeds: tuple[float, ...] = ()
     """Relative speeds of members that push to servers, by slot; empty: all are equal."""
     device: str = "cpu"
     """What all members compute on; rounds are in main memory in any case."""
 
+    def __post_init__(self) -> None:
+        """Raise SystemExit if the model does not take the data."""
+        if (self.name == "resnet") is not is_images(self.data):
+            raise SystemExit(f"a {self.name} is not trained on {self.data}; images: --size images")
+
     @property
     def scale(self) -> str:
         """Name what a run is about, besides method, members, seed and steps."""
-        kind = "llama" if self.llama else "gpt"
+        sample = f"{self.batch}" if self.name == "resnet" else f"{self.batch}x{self.context}"
         return (
-            f"{kind} {self.layers}x{self.width}, {self.batch}x{self.context} of {self.data},"
+            f"{self.name} {self.layers}x{self.width}, {sample} of {self.data},"
             f" {self.device.partition(':')[0]}"
         )
 
@@ -59,10 +77,12 @@ class Setting:
         )  # fmt: skip
         return dataclasses.replace(common, **changes)
 
-    def model(self, seed: int) -> GPT | Llama:
+    def model(self, seed: int) -> Model:
         """Return the model of a seed in main memory; the same on every member."""
         torch.manual_seed(seed)
-        if self.llama:
+        if self.name == "resnet":
+            return ResNet(ResNetConfig(blocks=self.layers, width=self.width))
+        if self.name == "llama":
             return Llama(
                 LlamaConfig(
                     layers=self.layers, width=self.width, heads=4, kv_heads=2,
@@ -72,23 +92,36 @@ class Setting:
         config = GPTConfig(layers=self.layers, width=self.width, heads=4, context=self.context)
         return GPT(config)
 
-    def shards(self, seed: int, members: int) -> Shards:
+    def shards(self, seed: int, members: int) -> Shards | ImageShards:
         """Return the members' data."""
-        return Shards(
-            corpus(self.data).train, slots=members, context=self.context, seed=seed,
-            order=self.order,
-        )  # fmt: skip
+        data = corpus(self.data)
+        if isinstance(data, ImageDataset):
+            return ImageShards(data.train, slots=members, seed=seed, order=self.order)
+        return Shards(data.train, slots=members, context=self.context, seed=seed, order=self.order)
+
+    def held_out(self) -> HeldOutBatches:
+        """Return what all runs are evaluated on."""
+        data = corpus(self.data)
+        if isinstance(data, ImageDataset):
+            return data.batches
+        return functools.partial(data.held_out.batches, context=self.context)
 
     @property
     def tokens_per_node(self) -> int:
-        """Tokens that every member is trained on."""
-        return self.steps * self.batch * self.context
+        """Bytes of text, or images, that every member is trained on."""
+        return self.steps * self.batch * (1 if self.name == "resnet" else self.context)
 
 
 FULL = Setting()
 QUICK = Setting(layers=2, width=64, steps=120, lr=8e-3, held_out_tokens=16_384)
-SIZES = {"0.1M": QUICK, "1M": FULL, "10M": Setting(layers=6, width=384, lr=1e-3)}
-"""Parameters -> the setting of that size."""
+IMAGES = Setting(
+    name="resnet", layers=1, width=16, batch=16, lr=5e-3, held_out_tokens=10_000,
+    data="fashion-mnist",
+)  # fmt: skip
+SIZES = {
+    "0.1M": QUICK, "1M": FULL, "10M": Setting(layers=6, width=384, lr=1e-3), "images": IMAGES,
+}  # fmt: skip
+"""Parameters, or the kind of data -> the setting of that size."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, size: str) -> None:
@@ -111,7 +144,7 @@ def setting_of(given: argparse.Namespace) -> Setting:
     return dataclasses.replace(SIZES[given.size], **chosen)
 
 
-@cache
-def corpus(spec: str = "stdlib") -> Dataset:
+@functools.cache
+def corpus(spec: str = "stdlib") -> Dataset | ImageDataset:
     """Return a corpus, read once."""
-    return load_dataset(spec, seed=SPLIT_SEED)
+    return load_images(spec) if is_images(spec) else load_dataset(spec, seed=SPLIT_SEED)

@@ -45,6 +45,7 @@ def _row(
         "members": members,
         "loss": round(loss["mean"], 4),
         "loss_interval": [loss["low"], loss["high"]],
+        "accuracy": _accuracy(runs),
         "seeds": loss["seeds"],
         "bytes_per_node_per_token": _mean(runs, "sent_bytes") / tokens,
         "received_per_node_per_token": _mean(runs, "received_bytes") / tokens,
@@ -65,19 +66,28 @@ def _mean(runs: Sequence[Record], name: str) -> float:
     return sum(float(run[name]) for run in runs) / len(runs)
 
 
+def _accuracy(runs: Sequence[Record]) -> float | None:
+    """Return the mean accuracy of classifiers; None for others, and in records without it."""
+    if any(run.get("accuracy") is None for run in runs):
+        return None
+    return round(_mean(runs, "accuracy"), 4)
+
+
 def _reference(record: Record) -> dict[str, Any]:
     names = ("against", "compared_steps", "first_deviation", "deviation", "measure")
     return {name: record[name] for name in names if name in record}
 
 
 def printed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the columns that people see."""
+    """Return the columns that people see; accuracies where there is one."""
+    classified = any(row["accuracy"] is not None for row in rows)
     return [
         {
             "row": row["row"],
             "members": row["members"],
             "loss": row["loss"],
             "interval": _interval(row["loss_interval"]),
+            **({"accuracy": row["accuracy"]} if classified else {}),
             "bytes/token": round(row["bytes_per_node_per_token"], 3),
             "peak": row["peak_bytes"],
             **{label: row["wall_s"][label] for label in RATES_BPS},

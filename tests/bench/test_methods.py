@@ -20,7 +20,7 @@ from bench.methods.rows import ROWS
 from bench.methods.running import Trial, run
 from bench.methods.setting import FULL, QUICK, Setting
 from bench.methods.shapes import SHAPES, Interval, judge
-from bench.methods.table import make_rows
+from bench.methods.table import make_rows, printed
 
 TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
 
@@ -92,6 +92,40 @@ def test_methods_without_reference_equal_their_suites_formula() -> None:
     found = compare(Trial(row, 4, 0, QUICK))
     assert "formula" in found["against"]
     assert found["deviation"] < 1e-5
+
+
+# ------------------------------------------------------------------------------- on images
+
+PICTURES = Setting(
+    name="resnet", layers=1, width=8, batch=4, steps=12, held_out_tokens=200, data="segments"
+)
+
+
+def test_a_method_on_images_counts_images_and_accuracy() -> None:
+    trial = Trial(next(row for row in ROWS if row.name == "local-sgd"), 2, 3, PICTURES)
+    first, second = run(trial), run(trial)
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert first["tokens_per_node"] == 12 * 4
+    assert first["identical"]
+    (row,) = make_rows([first], [], clock=Clock())
+    assert row["accuracy"] == round(first["accuracy"], 4)
+    assert first["accuracy"] * 200 == pytest.approx(round(first["accuracy"] * 200))
+    assert printed([row])[0]["accuracy"] == row["accuracy"]
+
+
+def test_a_method_on_images_equals_its_reference() -> None:
+    row = next(row for row in ROWS if row.name == "diloco")
+    found = compare(Trial(row, 2, 0, PICTURES))
+    assert "tests/reference" in found["against"]
+    assert found["first_deviation"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("gpt", "fashion-mnist"), ("resnet", "stdlib")], ids=["images", "text"]
+)
+def test_a_model_is_not_trained_on_what_it_cannot_take(name: str, data: str) -> None:
+    with pytest.raises(SystemExit, match=f"a {name} is not trained on {data}"):
+        Setting(name=name, data=data)
 
 
 # ------------------------------------------------------------------------------ the ledger

@@ -187,7 +187,7 @@ def backward(model: nn.Module, stream: Iterator[tuple[Tensor, Tensor]]) -> float
     model.zero_grad(set_to_none=True)
     inputs, targets = next(stream)
     logits = model(inputs)
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss = nn.functional.cross_entropy(logits.flatten(0, targets.dim() - 1), targets.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.item()
 
