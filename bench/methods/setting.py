@@ -115,7 +115,7 @@ class Setting:
 FULL = Setting()
 QUICK = Setting(layers=2, width=64, steps=120, lr=8e-3, held_out_tokens=16_384)
 IMAGES = Setting(
-    name="resnet", layers=1, width=16, batch=16, lr=5e-3, held_out_tokens=10_000,
+    name="resnet", layers=1, width=16, batch=16, lr=4e-2, held_out_tokens=10_000,
     data="fashion-mnist",
 )  # fmt: skip
 SIZES = {
