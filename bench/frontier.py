@@ -32,6 +32,7 @@ from bench.methods.together import fill
 
 RATES = {
     "0.1M": (4e-3, 8e-3, 1.6e-2), "1M": (1.5e-3, 3e-3, 6e-3), "10M": (5e-4, 1e-3, 2e-3),
+    "images": (2e-2, 4e-2, 8e-2),
 }  # fmt: skip
 """Of AdamW; those of Muon are twice as high."""
 CHOSEN_ON = 100

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import frontier
 from bench.frontier import (
     BASES,
     CHOSEN_ON,
@@ -22,11 +23,15 @@ from bench.frontier import (
 from bench.methods.ledger import Ledger
 from bench.methods.rows import named
 from bench.methods.running import Trial
-from bench.methods.setting import Setting
+from bench.methods.setting import SIZES, Setting
 from bench.methods.together import fill
 
 TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
 RATES = (1e-3, 4e-3)
+
+
+def test_every_size_has_rates() -> None:
+    assert frontier.RATES.keys() == SIZES.keys()
 
 
 def kept(ledger: Ledger, trial: Trial, loss: float, sent: int) -> None:
