@@ -80,8 +80,14 @@ class Setting:
     def model(self, seed: int) -> Model:
         """Return the model of a seed in main memory; the same on every member."""
         torch.manual_seed(seed)
-        if self.name == "resnet":
-            return ResNet(ResNetConfig(blocks=self.layers, width=self.width))
+        data = corpus(self.data)
+        if isinstance(data, ImageDataset):
+            return ResNet(
+                ResNetConfig(
+                    channels=data.train.channels, classes=data.classes, blocks=self.layers,
+                    width=self.width,
+                )
+            )  # fmt: skip
         if self.name == "llama":
             return Llama(
                 LlamaConfig(
