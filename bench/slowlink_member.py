@@ -89,7 +89,7 @@ def train(
     inner = build_optimizer(model, table(steps))
     schedule = StepSchedule(inner, learning_rate(table(steps)))
     codec, options = METHODS[method]
-    optimizer = run.wrap(model, inner, outer=options(), codec=codec)
+    optimizer = run.wrap(model, inner, outer=options(), steps=steps, codec=codec)
     with (out / f"{run.member}.jsonl").open("w", encoding="utf-8", buffering=1) as file:
         start = time.monotonic()
         for step in range(1, steps + 1):

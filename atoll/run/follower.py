@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
+from atoll.group.policy import GroupPolicy
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import JobPlace, Membership
@@ -143,15 +144,15 @@ class FollowerRun(Run):
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         outer: str | object = "diloco",
+        steps: int = 0,
         codec: str = "",
         aggregate: str = "mean",
         collective: str = "auto",
         admission: str = "finite",
     ) -> WrapSpec | list[WrapSpec]:
         """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
-        agreement = Agreement.of(
-            outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
-        )
+        policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
+        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=policy)
         whole, inner = one_model(model), as_list(optimizer)
         self._ranks.meet()
         agreement.check(

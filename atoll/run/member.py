@@ -18,6 +18,7 @@ from atoll.codec import make_codec
 from atoll.config import CheckpointTable
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
+from atoll.group.policy import GroupPolicy
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.collectives import CollectiveSession
 from atoll.run.place import Membership
@@ -103,19 +104,20 @@ class Run(CollectiveSession):
     @overload
     def wrap(
         self, model: nn.Module, optimizer: Optimizer, *, outer: str | object = ...,
-        codec: str = ..., aggregate: str = ..., collective: str = ..., admission: str = ...,
+        steps: int = ..., codec: str = ..., aggregate: str = ..., collective: str = ...,
+        admission: str = ...,
     ) -> WrapSpec: ...  # fmt: skip
 
     @overload
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Sequence[Optimizer], *,
-        outer: str | object = ..., codec: str = ..., aggregate: str = ..., collective: str = ...,
-        admission: str = ...,
+        outer: str | object = ..., steps: int = ..., codec: str = ..., aggregate: str = ...,
+        collective: str = ..., admission: str = ...,
     ) -> list[WrapSpec]: ...  # fmt: skip
 
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Optimizer | Sequence[Optimizer], *,
-        outer: str | object = "diloco", codec: str = "", aggregate: str = "mean",
+        outer: str | object = "diloco", steps: int = 0, codec: str = "", aggregate: str = "mean",
         collective: str = "auto", admission: str = "finite",
     ) -> WrapSpec | list[WrapSpec]:  # fmt: skip
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
@@ -134,6 +136,8 @@ class Run(CollectiveSession):
             optimizer: Your own optimizer over its parameters. Or several: then a list is returned.
             outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
                 options such as `atoll.DiLoCo(every=500)`.
+            steps: `run.step` at the loop's end, if known: then presets choose their options by it,
+                and methods that hide rounds hide the last one. A loop may still end elsewhere.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
             aggregate: Combines the members' vectors: `mean`, or a robust rule such as `trimmed:1`.
             collective: Algorithm of a mean between members that can connect directly, e.g. `ring`.
@@ -142,9 +146,8 @@ class Run(CollectiveSession):
         Raises:
             ConfigError: an unknown name, a wrong number, parts that do not fit, or a second call.
         """
-        agreement = Agreement.of(
-            outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
-        )
+        policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
+        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=policy)
         whole, inner = one_model(model), as_list(optimizer)
         self._joint = self._joint or is_spread(whole)
         if self._joint:
@@ -167,7 +170,7 @@ class Run(CollectiveSession):
         self.group.policy, strategy = agreement.policy, agreement.options.build()
         task = self._task = self._task_of(model, joint(optimizers))
         self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
-        task.stretch = self._rank_state
+        task.stretch, task.last = self._rank_state, agreement.steps
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=agreement.name,
@@ -242,11 +245,8 @@ class Run(CollectiveSession):
         Between two rounds a member trains ahead of the agreed model. Do not train inside. In an
         island every rank enters the block.
         """
-        if self._optimizer is None:
-            yield
-            return
-        agreed = self._optimizer.evaluating()
-        if not self._joint:
+        agreed = self._optimizer.evaluating() if self._optimizer is not None else nullcontext()
+        if self._optimizer is None or not self._joint:
             with agreed:
                 yield
             return

@@ -142,12 +142,15 @@ def read_method(outer: str, options: Mapping[str, Any]) -> Method:
     return method
 
 
-def resolve_outer(outer: object, *, codec: str = "") -> tuple[Method, str]:
+def resolve_outer(
+    outer: object, *, codec: str = "", steps: int | None = None
+) -> tuple[Method, str]:
     """Return options and codec for the `outer` of `run.wrap`: a name or options.
 
     Args:
         outer: Name of a preset or an outer strategy, or an options object like `DiLoCo()`.
         codec: The codec; empty for the preset's, or fp32.
+        steps: Of the run, on which some options of presets depend; see :func:`resolve`.
 
     Raises:
         ConfigError: it is neither.
@@ -161,7 +164,7 @@ def resolve_outer(outer: object, *, codec: str = "") -> tuple[Method, str]:
             expected='"diloco" or atoll.DiLoCo(every=500)',
         )
     if outer in PRESETS:
-        resolved = resolve(StrategyTable(preset=outer, codec=codec))
+        resolved = resolve(StrategyTable(preset=outer, codec=codec), steps=steps)
         return resolved.method, resolved.codec
     if outer in METHODS:
         return METHODS[outer](), codec or "fp32"

@@ -14,24 +14,29 @@ from atoll.strategies.wrapped_optimizer import two_moments
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The options of an outer strategy, a codec and the group's policy."""
+    """The options of an outer strategy, a codec, the group's policy and the run's last step."""
 
     options: Any
     codec: str
     policy: GroupPolicy
+    steps: int
+    """0: unknown."""
 
     @classmethod
-    def of(
-        cls, outer: str | object, *, codec: str, aggregate: str, collective: str, admission: str
-    ) -> Agreement:
+    def of(cls, outer: str | object, *, steps: int, codec: str, policy: GroupPolicy) -> Agreement:
         """Parse the arguments of `run.wrap`.
 
         Raises:
             ConfigError: a name is unknown, or a number is out of range.
         """
-        options, name = without_shared_steps(*resolve_outer(outer, codec=codec))
-        policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
-        return cls(options, name, policy)
+        if steps < 0:
+            raise ConfigError(
+                "the number of steps is too small", given=f"steps={steps}",
+                expected="the optimizer steps of the run, or 0 where they are unknown",
+            )  # fmt: skip
+        found = resolve_outer(outer, codec=codec, steps=steps or None)
+        options, name = without_shared_steps(*found)
+        return cls(options, name, policy, steps)
 
     @property
     def name(self) -> str:

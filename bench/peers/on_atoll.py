@@ -33,7 +33,7 @@ def main(words: list[str]) -> None:
         member = Member(Path(folder), run.slot)
         optimizer = run.wrap(
             member.model, member.optimizer, outer=outer_of(system, member.setting),
-            codec=CODECS[system],
+            steps=member.setting.steps, codec=CODECS[system],
         )  # fmt: skip
         member.wait_for_all()
         member.train(optimizer.step, done=lambda: run.step, tokens=run.log)

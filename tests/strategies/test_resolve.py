@@ -70,6 +70,14 @@ def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
         resolve_outer(3)
 
 
+def test_scripts_that_name_their_steps_get_the_job_files_options() -> None:
+    for steps in (100, 100_000):
+        table = StrategyTable(preset="diloco")
+        assert resolve_outer("diloco", steps=steps)[0] == resolve(table, steps=steps).method
+    few, many = (resolve_outer("diloco", steps=steps)[0] for steps in (100, 100_000))
+    assert few != many
+
+
 def test_naming_strategies_loads_no_torch() -> None:
     code = (
         "import sys; from atoll.config import StrategyTable; import atoll.strategies.resolve as t;"

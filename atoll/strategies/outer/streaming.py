@@ -151,14 +151,13 @@ class StreamingOuter(OverlappedOuter):
     def finish(self, task: Task) -> SyncResult | None:
         """Apply the round under way and load the common parameters.
 
-        Fragments that were never averaged are averaged now; all of them, if the schedule did not
-        know that the run ends here.
+        Where training ends at the last step that the schedule knew, only fragments that were never
+        averaged are averaged now; elsewhere all that were trained since.
         """
         results = [] if self._flight is None else [self._take(task, self._flight)]
-        if self._schedule.last:
-            rest = self._schedule.left(task.step)
-        else:
-            rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
+        rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
+        if task.step == self._schedule.last:
+            rest = [p for p in self._schedule.left(task.step) if p in rest]
         if rest:
             results.append(self._hold(task, rest))
         self._flat.write(self._start)
