@@ -35,6 +35,7 @@ import torch
 import torch.distributed
 
 from atoll.codec.registry import make_codec
+from atoll.config.environment import LARGE_PAGES
 from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
 from atoll.group.routes.member_lines import MemberLines
@@ -193,7 +194,8 @@ def running_hub(folder: Path, *options: str) -> Iterator[dict[str, str]]:
 
 
 def single_threaded() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    """Return the environment of a process with one thread, otherwise as workers have it."""
+    return {**os.environ, **LARGE_PAGES, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Node:

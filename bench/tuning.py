@@ -5,9 +5,10 @@ members, even shards or shards of different kinds of text. Every cell of the pla
 fixed delays, which repeats itself bit for bit. `excess` is the held-out loss over that of DiLoCo's
 preset in the same workload with the same seed, at equal steps; fp32 unless the name has a codec.
 
-The workloads of `held-out` (other text, another architecture) are for reports: nothing is chosen on
-them. Every finished run is appended to `--out` at once and not repeated. `--share 0/2` runs one
-half of the cells, for several processes with files of their own.
+The workloads of `held-out` (other text, another architecture) and `images` (Fashion-MNIST, a
+residual network) are for reports: nothing is chosen on them. Every finished run is appended to
+`--out` at once and not repeated. `--share 0/2` runs one half of the cells, for several processes
+with files of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bench.kit.report import emit
 from bench.methods.ledger import Ledger
 from bench.methods.rows import Row
 from bench.methods.running import Trial, run
-from bench.methods.setting import Setting
+from bench.methods.setting import IMAGES, Setting
 
 HEADERS = f"files:{Path(torch.__file__).parent}/include/ATen/**/*.h"
 """Text of another kind than the standard library's: C++."""
@@ -172,9 +173,9 @@ LATE = (
 """In the second, two members are half as fast and do a third of the steps."""
 
 
-def held_out() -> Plan:
-    """What the presets' own settings come to on text and models that they were not chosen on."""
-    found = [
+def own_settings(*found: Workload) -> Plan:
+    """What the presets' own settings come to on workloads that they were not chosen on."""
+    presets = [
         of("streaming-diloco"), of("eager-diloco"), of("async-diloco", dynamic=False),
         of("sparseloco", "feedback:0.95(topk:0.0625:4096|mean2)"), of("des-loc"), of("mt-dao"),
         of("decoupled-diloco", grace=0), of("local-sgd"),
@@ -184,13 +185,22 @@ def held_out() -> Plan:
             for codec in ("feedback(sign)", "feedback(topk:0.05|int8)", "feedback(int4)")
         ),
     ]  # fmt: skip
-    return Plan(candidates=(BASE, TUNED, *found), workloads=HELD_OUT)
+    return Plan(candidates=(BASE, TUNED, *presets), workloads=found)
+
+
+def held_out() -> Plan:
+    """Presets on other text and another architecture."""
+    return own_settings(*HELD_OUT)
+
+
+def images() -> Plan:
+    """Presets on pictures, and where every member has a few classes only."""
+    return own_settings(*workloads(IMAGES, "images", rounds=(20,), members=(4,)))
 
 
 PLANS = {
-    "held-out": held_out, "streaming": streaming, "eager": eager, "diloco": diloco,
-    "async": asynchronous, "decoupled": decoupled,
-    "late": late,
+    "held-out": held_out, "images": images, "streaming": streaming, "eager": eager,
+    "diloco": diloco, "async": asynchronous, "decoupled": decoupled, "late": late,
 }  # fmt: skip
 
 

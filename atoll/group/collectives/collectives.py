@@ -103,12 +103,10 @@ def check_weight(exchanged: Exchanged, members: Sequence[str]) -> Exchanged:
 
 def _survives(vector: Tensor, codec: Codec) -> bool:
     """Return whether the values are finite, also after encoding (fp16 overflows)."""
-    if not is_finite(vector):
-        return False
     if vector.numel() == 0:
         return True
-    extremes = torch.stack(torch.aminmax(vector))
-    return is_finite(codec.decode(codec.encode(extremes, key="extremes")))
+    extremes = torch.stack(torch.aminmax(vector))  # NaN if a value is
+    return is_finite(extremes) and is_finite(codec.decode(codec.encode(extremes, key="extremes")))
 
 
 def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...], float]:
