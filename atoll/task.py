@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.digest import Digest
-from atoll.gate import Gate
+from atoll.state_lock import StateLock
 
 
 class Scheduler(Protocol):
@@ -180,8 +180,8 @@ class Task:
     """Rounds committed, which is also the number of the next one."""
     past: str = ""
     """Hash over the digests of all rounds: equal on members with the same history."""
-    gate: Gate = field(default_factory=Gate, repr=False)
-    """Closed while the state changes; others read it through `gate.still`."""
+    state_lock: StateLock = field(default_factory=StateLock, repr=False)
+    """Held while the state changes; others read it through `state_lock.still`."""
     last: int = 0
     """Step of the schedule at which the run ends; 0: unknown."""
     group: int = -1

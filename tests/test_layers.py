@@ -18,7 +18,7 @@ PACKAGE = ROOT / "atoll"
 
 LEAVES = {"errors", "ids", "clock", "system", "units", "digest"}
 TRAINING = {
-    "gate", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
+    "state_lock", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
     "recovery", "methods", "devices",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
@@ -45,8 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paths": {"errors", "ids", "wire"},
     "verification": {"errors", "ids", "digest", "wire"},
     "hub": {*LEAVES, "config", "wire", "rounds", "swarm", "paths", "verification"},
-    "gate": {"clock", "errors"},
-    "task": {"errors", "ids", "digest", "gate"},
+    "state_lock": {"clock", "errors"},
+    "task": {"errors", "ids", "digest", "state_lock"},
     "island": {*LEAVES, "config", "devices"},
     "model_hub": {"errors"},
     "models": {"errors", "ids", "config", "model_hub"},
@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "group",
         "devices",
     },
-    "checkpoint": {*LEAVES, "wire", "net", "gate", "task", "devices"},
-    "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
+    "checkpoint": {*LEAVES, "wire", "net", "state_lock", "task", "devices"},
+    "recovery": {*LEAVES, "wire", "net", "state_lock", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     # The summary and the hub's alarm compare the members' results by the same rule.
     "train": {
@@ -125,7 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         "config",
         "wire",
-        "gate",
+        "state_lock",
         "task",
         "models",
         "data",

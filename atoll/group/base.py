@@ -29,7 +29,7 @@ from atoll.wire.parameter_server_messages import Ask
 T = TypeVar("T")
 
 Resting = Callable[[], AbstractContextManager[None]]
-"""Surrounds a wait during which other threads may read the state; see `Gate.resting`."""
+"""Surrounds a wait during which other threads may read the state; see `StateLock.resting`."""
 
 
 class Work(Generic[T]):

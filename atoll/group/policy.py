@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from atoll.errors import ConfigError, unknown
 from atoll.reducer.policies import (
@@ -24,6 +24,14 @@ COLLECTIVES = ("auto", "ring", "butterfly", "tree", "hierarchical", "star")
 
 ADD_ON_THE_WAY = ("ring", "butterfly", "tree", "hierarchical")
 """Collectives that send partial sums: no member sees the values of another."""
+
+
+class PolicyOptions(TypedDict, total=False):
+    """Keywords of :class:`GroupPolicy`, for functions that pass them on."""
+
+    aggregate: str
+    collective: str
+    admission: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from atoll.hub.http.live import HubFacade
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.retention import Retention
+from atoll.hub.message_router import MessageRouter
 from atoll.hub.nodes.access import Access
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.meters import SessionMeters
@@ -39,8 +40,6 @@ from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.recovery import RecoveryCoordinator
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.store import RoundStore
-from atoll.hub.router import Router
-from atoll.hub.routes import Context, add_authentication, routes
 from atoll.hub.scheduler.reducer_clients import ReducerProcesses, torch_is_here
 from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.security import audit as audit_module
@@ -63,6 +62,7 @@ from atoll.hub.storage.restore import restore
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
 from atoll.hub.telemetry import Telemetry
+from atoll.hub.urls import Context, add_authentication, routes
 from atoll.hub.verification.service import VerificationService
 from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import Envelope
@@ -141,7 +141,7 @@ class Hub:
         )
         self.membership.changed = self.scheduler.review
         self.rejections = RejectionLog(events=stores.events, jobs=stores.jobs, clock=clock)
-        self.router = Router(
+        self.router = MessageRouter(
             services,
             scheduler=self.scheduler,
             recovery=RecoveryCoordinator(

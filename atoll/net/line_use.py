@@ -101,9 +101,9 @@ class GiveWay:
             allowed_s = FIRST_S + SHARE * (self._monotonic() - self._began)
             if self._waited_s >= allowed_s:
                 return
-            pause_s = min(left_s, LOOK_S)
-            self._sleep(pause_s)
-            self._waited_s += pause_s
+            before = self._monotonic()
+            self._sleep(min(left_s, LOOK_S))
+            self._waited_s += self._monotonic() - before  # a busy machine sleeps longer
 
     def _left_s(self) -> float:
         if not self._path:

@@ -117,7 +117,7 @@ def _lead(
 def _metrics(
     link: SyncLink, spec: JobSpec, environment: WorkerEnvironment
 ) -> Iterator[Callable[[Point], None]]:
-    """Send a member's measurements inside, to the hub and to the job's loggers."""
+    """Yield a function that sends a member's measurements to the hub and the job's loggers."""
     from atoll.train.results.loggers import open_loggers
     from atoll.train.results.metrics import metrics_outbox
 
@@ -190,7 +190,7 @@ class _Member:
 
     @contextlib.contextmanager
     def _duty(self, spec: JobSpec, trainer: Trainer, *, slots: int) -> Iterator[None]:
-        """Do this member's part in the verification of others, where rounds are verified."""
+        """Do this member's share of verifying the others meanwhile, if the job is audited."""
         if spec.job.trust != "audit":
             yield
             return

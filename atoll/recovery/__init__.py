@@ -1,6 +1,6 @@
 """Recovery: a member without the committed state fetches it from donors, which keep training.
 
-It may import errors, ids, clock, wire, net, gate, task and checkpoint. Start reading at
+It may import errors, ids, clock, wire, net, state_lock, task and checkpoint. Start reading at
 `recover.py` (the receiver) and `server.py` (the donor).
 """
 

@@ -76,7 +76,7 @@ class StateServer:
 
         Args:
             state: Read inside `still` only.
-            still: `Gate.still` of the task.
+            still: `StateLock.still` of the task.
         """
         self._cache.offer(state, still=still)
 
@@ -86,7 +86,7 @@ class StateServer:
         Args:
             find: Returns the state with a number, whose `round` is that number if it is held;
                 read inside `still` only.
-            still: `Gate.still` of the task.
+            still: `StateLock.still` of the task.
             images: Copies that are in memory at the same time, at most.
         """
         self._cache.serve(Offered(find, still, images=images, ordered=False))

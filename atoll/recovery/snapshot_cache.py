@@ -82,7 +82,7 @@ class StateOf(Protocol):
 
 
 Still = Callable[..., AbstractContextManager[None]]
-"""`Gate.still`: called with `timeout_s`; the state does not change inside the block."""
+"""`StateLock.still`: called with `timeout_s`; the state does not change inside the block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Identity, schema, sizes and the base version are checked before a contribution g
 that are not finite are left out by every policy. `norms:K:FLOOR` then applies, in this order:
 
  * reject a norm above max(K times the median of the round, FLOOR);
- * after ten rounds also reject one four deviations above the usual, unless the round's median is
-   too: then all members have changed, and only this round can be a reference;
+ * after ten rounds also reject a norm more than four deviations above the moving average, unless
+   the round's median is too: then all members have changed, and only this round is a reference;
  * if more than a third was rejected, do not commit the round: the filter is not trusted;
  * shorten the rest to max(K / 2 times the median, FLOOR), and limit weights to four times the
    median weight, and of three or more members to a third of the total: a weight is only a claim;
@@ -97,7 +97,7 @@ def admit(
 
 def _reason(norm: float, middle: float, *, times: float, floor: float, history: History) -> str:
     if norm <= floor or middle == 0.0:
-        return ""  # if most did not move at all, shortening reduces the others to zero
+        return ""  # if the median is 0, shortening limits the others to the floor
     if norm > times * middle:
         return f"norm {norm:.3g}, more than {times:g} times the median {middle:.3g}"
     if history.rounds < WARM_UP_ROUNDS:

@@ -39,7 +39,7 @@ class Contribution:
     policy: str
     """Aggregation policy, see :mod:`atoll.reducer.policies`."""
     data: memoryview
-    """Memory that the system provides when a piece is written, not when it is announced."""
+    """Pages are allocated when a piece is written, so a size that is only announced uses none."""
     have: set[int] = field(default_factory=set)
 
     @property
@@ -198,7 +198,7 @@ class Assembly:
         return max((part.total_bytes for part in self._parts.values()), default=0)
 
     def started(self, member: str) -> bool:
-        """Return whether something of a member's contribution is held."""
+        """Return whether any piece of a member's contribution is held."""
         return member in self._parts
 
     def held(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ __all__ = ["NormHistory", "averaged", "combine"]
 
 FAR = 1000.0
 """Longer contributions are shortened to this many times the median norm before distances are taken:
-in fp32 a norm of 1e30 would leave no digits for the distances between the others."""
+beside a norm of 1e30, rounding would leave no digits of the other distances."""
 
 
 def combine(

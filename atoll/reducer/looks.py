@@ -1,8 +1,8 @@
-"""How the contributions of a round look beside each other: their sizes, and whom they resemble.
+"""Compares the contributions of a round: their norms and cosine similarities.
 
-Where the rounds of a job are verified, the reducer informs the hub, which has those computed again
-that look odd (`atoll/verification/scores.py`). It looks at a sample of the elements, the same ones
-in all rounds, which no one else knows: all of them would be n * n passes over vectors of n members.
+If a job's rounds are verified, the reducer reports these to the hub, which has suspicious
+contributions computed again (`atoll/verification/scores.py`). Only a secret sample of the elements
+is compared, the same in all rounds: n whole vectors would need n * n passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ vectors of that many is below 0.02)."""
 
 
 class Looks:
-    """Looks at one job's contributions, round by round; not thread-safe."""
+    """Compares one job's contributions, round by round; not thread-safe."""
 
     def __init__(self, draw: random.Random | None = None) -> None:
         """Draw the sample with `draw`; by default with the operating system's random numbers."""
@@ -37,13 +37,13 @@ class Looks:
         self._last: dict[str, Tensor] = {}
 
     def of(self, shares: Sequence[Share]) -> dict[str, Look]:
-        """Return how each contribution looks, as far as it can be read and compared."""
+        """Return norm and similarities of each contribution that can be decoded and compared."""
         kinds = Counter((share.packet.codec, share.packet.num_elements) for share in shares)
         (codec, size), _ = kinds.most_common(1)[0]
         rows: dict[str, Tensor] = {}
         for share in shares:
             if (share.packet.codec, share.packet.num_elements) == (codec, size) and size:
-                # What is damaged is refused by name when it is summed.
+                # Damaged packets are refused later, when they are summed.
                 with suppress(AtollError, RuntimeError, ValueError):
                     rows[share.member] = self._sample(BlockView([share], make_codec(codec)))
         units, looks = {}, {}
@@ -75,6 +75,6 @@ class Looks:
 
 
 def _cosine(unit: Tensor, other: Tensor) -> float:
-    """Return the cosine of two vectors, the first of length 1; 0 if the other has none."""
+    """Return the cosine of two vectors, the first of length 1; 0 if the other is zero."""
     length = float(other.norm())
     return float(unit @ other) / length if length > 0.0 else 0.0

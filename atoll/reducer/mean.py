@@ -26,11 +26,11 @@ MAX_WEIGHT = 1e15
 
 
 LARGE = 100.0
-"""Values of a mean below this are not examined further."""
+"""A mean with no larger value than this is not searched for outliers."""
 FAR = 1e4
-"""A member's largest value may be this many times that of the middle member."""
+"""A member's largest value may be this many times the median of the members' largest values."""
 ABSURD = 1e12
-"""The limit where the middle member's values are all zero."""
+"""The limit if that median is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mea
 def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
     """Return the weighted mean of compatible contributions, given in member order.
 
-    Contributions that are not finite, too large for a sum in fp32, or `FAR` larger than the middle
-    member's are left out and named: one broken machine must not end a run. That is no defence
-    against a liar who stays below it; see :mod:`atoll.reducer.policies`.
+    Contributions that are not finite, too large for a sum in fp32, or more than `FAR` times
+    the median are left out and named: one broken machine must not end a run. That is no defence
+    against an attacker who stays below the limit; see :mod:`atoll.reducer.policies`.
 
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.
@@ -148,9 +148,9 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
 
 
 def weighed(shares: Sequence[Share], plan: RoundPlan, *, refused: Container[str]) -> list[Share]:
-    """Return the contributions that are not refused; those of unweighted members weigh nothing.
+    """Return the contributions that are not refused; those of unweighted members get weight 0.
 
-    If all others are refused, there is nothing to compare with, and they weigh what they say.
+    If no others are left, the unweighted members keep their declared weights.
     """
     left = [share for share in shares if share.member not in refused]
     if all(share.member in plan.unweighted for share in left):
@@ -239,7 +239,7 @@ def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
 
 
 def _far(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
-    """Return the members whose largest value is far above that of the middle one."""
+    """Return the members with a largest value far above the median of all, with the reason."""
     weighty = [share for share in shares if share.weight > 0]
     if len(weighty) < 2:
         return {}

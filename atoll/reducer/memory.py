@@ -1,4 +1,4 @@
-"""How much memory what a job's members send may take at its reducer: of each, and of all."""
+"""Quotas on the reducer's memory for contributions, per member and per job."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ REPORTED = 8
 
 
 class MemoryQuota:
-    """Counts what a reducer holds, and refuses what is too much."""
+    """Refuses contributions that would exceed a quota."""
 
     def __init__(
         self, limits: Callable[[], Mapping[str, int]], *, held: Callable[[], Counter[str]]
     ) -> None:
-        """Keep to `limits`, in bytes by the name of the quota; 0 or absent: none.
+        """Enforce `limits`, quota name -> bytes; 0 or absent: unlimited.
 
-        `held` returns the bytes held of every member; under an empty name what is of no member.
+        `held` returns the bytes held per member; the key "" counts bytes that belong to no member.
         """
         self._limits, self._held = limits, held
         self._refused: Counter[str] = Counter()
-        """By member; under an empty name because of the job's limit."""
+        """Refusals by member; the key "" counts those by the job's limit."""
 
     def check(self, member: str, more: int) -> None:
-        """Raise LimitReached if so many more bytes of a member do not fit beside the others."""
+        """Raise LimitReached if `more` bytes would exceed the limit of the member or of the job."""
         if more <= 0:
             return
         limits, held = self._limits(), self._held()
@@ -50,7 +50,7 @@ class MemoryQuota:
                 )
 
     def figures(self) -> dict[str, float]:
-        """Return what a heartbeat says: bytes held and refusals, of the job and of members."""
+        """Return the figures of a heartbeat: bytes held and refusals, of the job and of members."""
         held = self._held()
         total = held.total()
         del held[""]

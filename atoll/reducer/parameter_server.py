@@ -1,8 +1,8 @@
 """A parameter server: one vector that every member's push updates.
 
-Pure and single-threaded: asks go in, answers come out, some of them later; losses are reported to
-it. Its state can be fetched and loaded, so that the group's committed rounds (*anchors*) preserve
-it: after a restart it is empty until a member loads the last anchor.
+Pure and single-threaded: the caller passes asks and lost members in, and gets the answers that are
+due, some only after later asks. Its state can be fetched and loaded, so that the group's committed
+rounds (*anchors*) preserve it: after a restart it is empty until a member loads the last anchor.
 
 Clocks (stale synchronous parallel, Ho et al. 2013): a member that has finished c clocks may go on
 when c - min <= bound, where the minimum is over members that will push again. With `synchronous`
@@ -30,7 +30,7 @@ from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idl
 Answers = list[tuple[str, Answer, Packet | None]]
 
 FARTHEST = 1024
-"""Most pushes that a vector is ahead by: momentum has faded by then."""
+"""Most pushes that look-ahead extrapolates over: momentum has decayed by then."""
 
 _EXACT = make_codec("fp32")
 
@@ -55,7 +55,7 @@ class ParameterServer:
         self._gone: set[str] = set()
         """Members lost before their first ask."""
         self._encoded: tuple[tuple[int, int, int], Packet] | None = None
-        """The last vector sent, by its version, its region and how many pushes it is ahead."""
+        """The last vector sent, keyed by version, region and pushes of look-ahead."""
 
     # ------------------------------------------------------------------------ asks
 
@@ -173,8 +173,8 @@ class ParameterServer:
     def _idle(self, member: str, ask: Idle) -> Answers:
         """Stop waiting for a member's pushes.
 
-        One that has done all its steps is answered when the others come to a sync point or have
-        done theirs: a round waits for joins for a limited time only, and would go on without them.
+        A member that has finished is answered only when the others reach a sync point or finish
+        too: a round waits for joins for a limited time, and would begin without the others.
         """
         worker = self.clocks.enter(member)
         worker.state, worker.final, worker.waiting = WorkerState.IDLE, ask.final, ask
@@ -211,7 +211,7 @@ class ParameterServer:
         if packet is None:
             return []
         late = self.version - ask.version
-        # All began at a sync point together: how late a first push is says nothing of the second.
+        # All start together at a sync point: a first push's lateness does not predict the second's.
         expected = self.clocks.present - 1 if worker.seq < 0 else late
         worker.late = max(0, min(expected, FARTHEST))
         worker.seq, worker.reply = ask.seq, None
@@ -387,7 +387,7 @@ def expected_sizes(ask: Ask) -> Sequence[int]:
 
 
 def working_bytes(ask: Ask) -> int:
-    """Return what a server needs beside the packet of an ask: regions have vectors of their own."""
+    """Return the bytes that an ask needs besides its packet: two vectors for each region."""
     if not isinstance(ask, Load):
         return 0
     return 2 * len(ask.setup.regions) * 4 * max(0, ask.setup.parameters)

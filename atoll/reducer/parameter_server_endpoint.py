@@ -72,7 +72,7 @@ class ParameterServerEndpoint:
     def __init__(
         self, link: SyncLink, *, job: str, memory: MemoryQuota, clock: Clock | None = None
     ) -> None:
-        """Subscribe to the asks of a job's members; `memory` refuses what is too much."""
+        """Subscribe to the asks of a job's members; `memory` refuses asks above its limits."""
         self._link, self._job, self._memory = link, job, memory
         self._clock = clock if clock is not None else RealClock()
         self.server = ParameterServer()
@@ -230,7 +230,7 @@ class ParameterServerEndpoint:
         self._deliver(self.server.lose(member))
 
     def _tick(self, now: float) -> None:
-        """Ping silent members that others may wait for, and give up the lost ones."""
+        """Ping silent members that others may wait for; treat those silent for too long as lost."""
         expected = self.server.expected
         for member in {*self.server.computing, *expected}:
             client = self._clients.setdefault(member, _Client(last_received=now))
@@ -244,7 +244,7 @@ class ParameterServerEndpoint:
 
 
 def _new_pieces(head: ServerFrameHead) -> tuple[Pieces, Ask]:
-    """Return the empty ask that a first piece begins, and its head.
+    """Return empty storage for the ask that a first piece announces, and the ask's head.
 
     Raises:
         WireError: it is too large.

@@ -10,8 +10,8 @@ merge, x a member's push.
   a sync point:        each region with u_r merges ; theta_r = theta for all
 
 Differs from the paper:
-  * one process holds all regions, so a merge takes no time: nothing is pushed between a region's
-    report and its answer, which the global model there never receives;
+  * one process holds all regions, so a merge takes no time: there are no pushes between a region's
+    report and its answer, which in the paper never reach the global model;
   * at a sync point all regions merge and take the global model: the state that is saved is that
     model and the rules' momenta, and contains every push.
 """

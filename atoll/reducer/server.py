@@ -204,7 +204,7 @@ class Reducer:
             self._refuse(epoch, phase, member, error)
             complete = True
         except Exception as error:  # whatever one member sends, the reducer goes on
-            log.exception("a piece of %s", member)
+            log.exception("a piece of %s cannot be used", member)
             unusable = WireError("a piece cannot be used", given=repr(error)[:200])
             self._refuse(epoch, phase, member, unusable)
             complete = True

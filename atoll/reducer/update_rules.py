@@ -28,13 +28,13 @@ class Rule(ABC):
         """Update `theta` in place with the push of a member of a region; overwrites `x`."""
 
     def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
-        """Return by how much so many pushes of zeros would lower theta; None: not at all."""
+        """Return by how much `pushes` pushes of zeros would lower theta; None: not at all."""
         return None
 
-    # What follows is of rules with models of their own, see `atoll.reducer.region_rule`.
+    # Rules with a model per region override these, see `atoll.reducer.region_rule`.
 
     def start(self, theta: Tensor, scalars: Mapping[str, float]) -> None:
-        """Take over the numbers of a state whose vectors are loaded already; `theta` is its own."""
+        """Restore the scalars of a saved state, after its vectors; `theta` is the saved vector."""
         self.scalars.update({name: scalars[name] for name in scalars if name in self.scalars})
 
     def model_of(self, theta: Tensor, region: int) -> Tensor:
@@ -42,11 +42,11 @@ class Rule(ABC):
         return theta
 
     def settle(self, theta: Tensor, *, lr: float) -> bool:
-        """Bring into `theta` all that was pushed; return whether anything was missing."""
+        """Apply pushes that `theta` does not contain yet; return whether there were any."""
         return False
 
     def working(self) -> list[Tensor]:
-        """Return the vectors that are no part of the state."""
+        """Return the vectors that are not part of the saved state."""
         return []
 
 
@@ -128,7 +128,7 @@ class DelayedNesterov(Rule):
             theta.add_(momentum, alpha=-lr * share * self._mu)
 
     def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
-        """See :meth:`Rule.momentum_move`. m is a sum of what m and D are now; so is the move."""
+        """See :meth:`Rule.momentum_move`. m and the move stay linear in the present m and D."""
         arrivals, of_m, of_d, waiting = self.scalars["arrivals"], 1.0, 0.0, 1.0 / self._n
         move_m = move_d = 0.0
         for _ in range(pushes):

@@ -42,7 +42,7 @@ class WorkerClock:
     speed: float = 0.0
     """Steps per second; 0: not measured."""
     late: int = 0
-    """Pushes of others that are expected until its next one: as many as until its last one."""
+    """Pushes of others expected before its next one: as many as there were before its last one."""
     read: Tensor | None = None
     """The vector that it computes on, kept if late gradients are compensated."""
     waiting: Ask | None = None
@@ -108,7 +108,7 @@ class WorkerClocks:
 
     @property
     def hurry(self) -> bool:
-        """Whether a member waits for the others in an anchor."""
+        """Whether a member waits for the others at a sync point."""
         return any(p.state == WorkerState.IDLE and not p.final for p in self.workers.values())
 
     def measure(self, member: str, steps: int, busy_s: float) -> None:

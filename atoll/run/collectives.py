@@ -193,7 +193,7 @@ class CollectiveSession(Session):
     # -------------------------------------------------------------------------------- the round
 
     def _resting(self) -> AbstractContextManager[None]:
-        return self._task.gate.resting() if self._optimizer and self._task else nullcontext()
+        return self._task.state_lock.resting() if self._optimizer and self._task else nullcontext()
 
     def _round(self, exchange: Exchange[T]) -> CommittedRound[T]:
         """Run a round with this exchange; training goes on behind it."""
@@ -216,7 +216,7 @@ class CollectiveSession(Session):
         if isinstance(outer, OverlappedOuter):
             self.finish()  # its background round uses the group
         try:
-            with task.gate.moving():
+            with task.state_lock.moving():
                 committed = self._round_of(task, exchange)
         except LeftBehind as error:
             self._recover(error)
@@ -249,7 +249,7 @@ class CollectiveSession(Session):
         outer, number, pace = self._optimizer.outer, task.round, task.pace
         common = outer.committed(task).base
         report = PeriodReport(round=number, base=task.labelled(common), tokens=task.tokens)
-        committed = run_round(self.group, exchange, report, resting=task.gate.resting)
+        committed = run_round(self.group, exchange, report, resting=task.state_lock.resting)
         # A lost member's data is read on by others; within its own slot this member has read ahead.
         RoundClient(self.group, self._clock).apply_verdict(task, committed, ahead=True)
         task.pace = committed.verdict.pace.get(self.group.me, pace)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
-from atoll.group.policy import GroupPolicy
+from atoll.group.policy import GroupPolicy, PolicyOptions
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import JobPlace, Membership
@@ -146,13 +146,10 @@ class FollowerRun(Run):
         outer: str | object = "diloco",
         steps: int = 0,
         codec: str = "",
-        aggregate: str = "mean",
-        collective: str = "auto",
-        admission: str = "finite",
+        **policy: Unpack[PolicyOptions],
     ) -> WrapSpec | list[WrapSpec]:
         """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
-        policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
-        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=policy)
+        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=GroupPolicy(**policy))
         whole, inner = one_model(model), as_list(optimizer)
         self._ranks.meet()
         agreement.check(

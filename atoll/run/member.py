@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -18,7 +18,7 @@ from atoll.codec import make_codec
 from atoll.config import CheckpointTable
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
-from atoll.group.policy import GroupPolicy
+from atoll.group.policy import GroupPolicy, PolicyOptions
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.collectives import CollectiveSession
 from atoll.run.place import Membership
@@ -104,21 +104,20 @@ class Run(CollectiveSession):
     @overload
     def wrap(
         self, model: nn.Module, optimizer: Optimizer, *, outer: str | object = ...,
-        steps: int = ..., codec: str = ..., aggregate: str = ..., collective: str = ...,
-        admission: str = ...,
+        steps: int = ..., codec: str = ..., **policy: Unpack[PolicyOptions],
     ) -> WrapSpec: ...  # fmt: skip
 
     @overload
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Sequence[Optimizer], *,
-        outer: str | object = ..., steps: int = ..., codec: str = ..., aggregate: str = ...,
-        collective: str = ..., admission: str = ...,
+        outer: str | object = ..., steps: int = ..., codec: str = ...,
+        **policy: Unpack[PolicyOptions],
     ) -> list[WrapSpec]: ...  # fmt: skip
 
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Optimizer | Sequence[Optimizer], *,
-        outer: str | object = "diloco", steps: int = 0, codec: str = "", aggregate: str = "mean",
-        collective: str = "auto", admission: str = "finite",
+        outer: str | object = "diloco", steps: int = 0, codec: str = "",
+        **policy: Unpack[PolicyOptions],
     ) -> WrapSpec | list[WrapSpec]:  # fmt: skip
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
@@ -139,15 +138,14 @@ class Run(CollectiveSession):
             steps: `run.step` at the loop's end, if known: then presets choose their options by it,
                 and methods that hide rounds hide the last one. A loop may still end elsewhere.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
-            aggregate: Combines the members' vectors: `mean`, or a robust rule such as `trimmed:1`.
-            collective: Algorithm of a mean between members that can connect directly, e.g. `ring`.
-            admission: Which contributions are accepted: `finite` ones, or those within `norms`.
+            policy: `aggregate`, which combines the members' vectors: `mean`, or a robust rule such
+                as `trimmed:1`. `collective`: algorithm of a mean between members that can connect
+                directly, e.g. `ring`. `admission`: `finite` contributions, or those in `norms`.
 
         Raises:
             ConfigError: an unknown name, a wrong number, parts that do not fit, or a second call.
         """
-        policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
-        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=policy)
+        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=GroupPolicy(**policy))
         whole, inner = one_model(model), as_list(optimizer)
         self._joint = self._joint or is_spread(whole)
         if self._joint:
@@ -268,7 +266,7 @@ class Run(CollectiveSession):
     def _agree_on_the_last(self) -> None:
         while self._optimizer is not None and self._task is not None and not self._gone:
             try:
-                with self._task.gate.moving():
+                with self._task.state_lock.moving():
                     sync = extend_history_hash(self._task, self._optimizer.outer.finish(self._task))
             except LeftBehind as error:
                 self._recover(error)

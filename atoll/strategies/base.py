@@ -182,7 +182,7 @@ class Outer(Protocol):
     def committed(self, task: Task) -> Committed:
         """Return the result of the last round; tensors are not copied.
 
-        Call it only while the state rests (`task.gate`): it is valid until the next round is
+        Call it only while the state rests (`task.state_lock`): it is valid until the next round is
         applied.
         """
         ...
@@ -198,7 +198,7 @@ class Outer(Protocol):
     def shared_state(self) -> dict[str, Tensor]:
         """Return the `shared.*` entries as the last round left them; never waits.
 
-        Callable from any thread while the state rests (`task.gate`), also during a round.
+        Callable from any thread while the state rests (`task.state_lock`), also during a round.
         """
         ...
 

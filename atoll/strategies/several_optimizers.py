@@ -84,7 +84,7 @@ class PartOptimizer(WrapSpec):
             with torch.enable_grad():
                 loss = closure()
         self._skipped = self.overflow_found
-        with self._task.gate.moving():
+        with self._task.state_lock.moving():
             self.unscale(overflowed=self.skipped)
             if self._searches:
                 loss = self.inner.step(closure)

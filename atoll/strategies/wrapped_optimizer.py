@@ -226,7 +226,7 @@ class OuterOptimizer(WrapSpec):
         sync: SyncResult | None = None
         try:
             self._before_step()
-            with self.task.gate.moving():
+            with self.task.state_lock.moving():
                 self.task.overflowed, self.task.skipped = overflowed, False
                 self.unscale(overflowed=overflowed)
                 self.outer.gradients(self.task)
@@ -253,13 +253,15 @@ class OuterOptimizer(WrapSpec):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Load the agreed parameters into the model for the block."""
-        agreed, gate = self.outer.evaluating(self.task), self.task.gate
-        with gate.moving():  # others may read the state inside: what they read does not change
+        agreed, state_lock = self.outer.evaluating(self.task), self.task.state_lock
+        with (
+            state_lock.moving()
+        ):  # others may read the state inside: what they read does not change
             agreed.__enter__()
         try:
             yield
         finally:
-            with gate.moving():
+            with state_lock.moving():
                 agreed.__exit__(None, None, None)
 
     def _state_to_save(self) -> dict[str, Any]:

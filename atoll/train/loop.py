@@ -61,8 +61,8 @@ class Loop:
                 if reason:
                     return reason
                 # The last period may be shorter than the others: it gets a round of its own. The
-                # gate keeps other threads from reading the state while that round changes it.
-                with self.task.gate.moving():
+                # lock keeps other threads from reading the state while that round changes it.
+                with self.task.state_lock.moving():
                     last = extend_history_hash(self.task, self.outer.finish(self.task))
             except GroupLeft:
                 return LEFT

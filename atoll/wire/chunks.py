@@ -29,12 +29,13 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     """Identifies the piece of a packet that follows it."""
 
     kind: str
-    """`contribute` (member to reducer), `result` (reducer to member), or `resume`."""
+    """`contribute` (to the reducer), `result` or `refused` (to a member), `resume` (both ways)."""
     epoch: int
     round: int
     index: int
-    """Piece number from 0; in a `resume`: number of result pieces already received."""
+    """Piece number from 0; in a `resume`: number of pieces already received."""
     count: int
+    """Number of pieces; in a `resume`: 1 to ask for a `resume` in return, else 0."""
     total_bytes: int
     codec: str
     """The codec's spec, e.g. `int8:256`, which the reducer needs for decoding."""
@@ -45,7 +46,7 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     contributors: list[str] = []
     """In a result: the members that contributed, in slot order."""
     have: list[int] = []
-    """In a `resume`: indices of the result pieces already received."""
+    """In a `resume`: indices of the pieces already received."""
     phase: int = 0
     """Number of the exchange within the epoch: a round may run several in sequence."""
     policy: str = ""

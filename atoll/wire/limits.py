@@ -9,7 +9,7 @@ MAX_CONTROL_BYTES = 4 * 2**20
 """Largest body of a control frame (files go over HTTP, tensors over relay frames)."""
 
 MAX_RELAY_BYTES = 1 * 2**20 + 4096
-"""Largest body of a relay frame: one chunk and its addresses."""
+"""Largest body of a relay frame; a chunk with its head and addresses is smaller."""
 
 MAX_FRAME_BYTES = MAX_CONTROL_BYTES + 64
 """Largest WebSocket message that either side reads; a larger one closes the connection."""

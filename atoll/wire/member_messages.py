@@ -51,9 +51,9 @@ class Registered(Message, frozen=True):
     lease: Lease | None = None
     """Data until the first verdict; None: the member's own slot from its beginning."""
     key: bytes = b""
-    """Secret of the job's members, by which they recognise each other on direct connections."""
+    """Secret with which the job's members authenticate each other on direct connections."""
     encrypted: bool = True
-    """Whether these are encrypted, by `encryption` in `[job]`."""
+    """Whether direct connections are encrypted, by `encryption` in `[job]`."""
     first_epoch: Number = 0
     """Epoch of the run's first plan, for which members connect before it is made; 0: unknown."""
 
@@ -67,8 +67,8 @@ class Recover(Message, frozen=True):
     """Whether the member can load the state at once, so that rounds may wait for it; False while it
     is still starting and only prefetches."""
     needs_s: Finite = 0.0
-    """Seconds that it took to fetch a state than which a newer one was committed meanwhile; 0:
-    none was."""
+    """Seconds of its last fetch, if a newer state was committed before the fetch ended; 0: none
+    was."""
 
 
 class Source(Message, frozen=True):

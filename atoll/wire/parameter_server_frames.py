@@ -70,7 +70,7 @@ def unpack_frame(payload: memoryview) -> tuple[ServerFrameHead, memoryview]:
         whole = head.total_bytes >= 0 and head.count == count_pieces(head.total_bytes)
         if not whole or not 0 <= head.index < head.count or len(piece) != max(0, expected):
             raise WireError(
-                "a piece of a serving has the wrong size",
+                "a piece of an ask or answer has the wrong size",
                 given=f"{len(piece)} bytes as piece {head.index} of {head.count}",
                 expected=f"{expected} bytes of {head.total_bytes}",
             )

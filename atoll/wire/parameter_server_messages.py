@@ -41,14 +41,14 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     compensation: float = 0.0
     """Strength of delay compensation; 0: none."""
     look_ahead: float = 0.0
-    """Part of the momentum's move until the member's next push that answers contain; 0: none."""
+    """Share of the momentum's predicted move until the next push that answers add; 0: none."""
     regions: list[int] = []
-    """Members of each region, which has a model of its own that `rule` merges into the vector;
-    empty: one model for all."""
+    """Number of members of each region. A region has its own model, which `rule` merges into the
+    vector; empty: one model for all."""
     merge_every: int = 1
     """Pushes of a region's members between two merges (K)."""
     mix: float = 1.0
-    """Part of the way that a region's model goes to the global one in a merge (alpha)."""
+    """Step of a region's model towards the global one in a merge (alpha); 1: all the way."""
     region_rule: str = "sgd"
     """Update rule of a region's model, with the two numbers below."""
     region_rate: float = 1.0
@@ -130,8 +130,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A server's answer to an ask."""
 
     kind: str
-    """`theta` (the vector), `load` (load me), `unknown` (another anchor), `state` (everything),
-    `idle`, or `refused`."""
+    """`theta` (the vector), `load` (send a `Load`), `unknown` (another anchor), `state` (all of
+    it), `idle`, or `refused`."""
     anchor: int = -1
     version: int = 0
     clock: int = 0
@@ -145,7 +145,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted: bool = True
     staleness: int = 0
     hurry: bool = False
-    """Other members already hold an anchor."""
+    """Other members already wait at a sync point."""
     codec: str = ""
     sizes: list[int] = []
     vectors: list[str] = []

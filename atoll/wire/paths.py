@@ -1,8 +1,8 @@
 """Messages between the members of a job whose model has paths, and the hub's ledger of paths.
 
-A *phase* are the steps between two rounds. A member asks for its *turn* in a phase: the paths that
-it trains one after the other, and where it gets modules from that it does not hold. Then it says
-that it has trained them; once all members have, each module's holders meet in a round.
+A *phase* is the steps between two rounds. A member asks for its *turn* in a phase: the paths that
+it trains one after the other, and the donors of modules that it does not hold. Then it reports that
+it has trained them; once all members have, each module's holders meet in a round.
 
 All requests may be repeated at any time.
 """
@@ -52,7 +52,7 @@ class PathAsk(Message, frozen=True):
     phase: Number = -1
     """Phase that it is ready for; -1: it has had no turn."""
     lost: bool = False
-    """What it did in its last turn is of no use."""
+    """It lost the work of its last turn."""
     phases: Number = 0
     """Phases of the whole run, which follow from the job."""
     held: dict[Number, Number] = {}
@@ -75,14 +75,14 @@ class PathTurn(Message, frozen=True):
     rounds: dict[Number, Number] = {}
     """Modules of these paths, and the rounds that their holders have committed."""
     versions: dict[Number, Number] = {}
-    """Changes when a module goes on from a checkpoint: what others hold of it is void then."""
+    """Changes when a module is restored from a checkpoint: copies of other versions are invalid."""
     donors: dict[Number, list[str]] = {}
-    """Who gives a module that the member does not hold. One that is absent the member holds itself,
-    if `held` said so; otherwise no one does, and it comes from the checkpoint."""
+    """Module -> members to fetch it from. A module that is absent is in the request's `held`, or no
+    member has it and it comes from the checkpoint."""
     serves: dict[str, list[str]] = {}
-    """host:port at which donors serve their state; those that are absent do through the hub."""
+    """host:port at which donors serve their state; donors not named serve it through the hub."""
     checkpoint: Number = -1
-    """The newest complete checkpoint; -1: none, what no member holds starts from the seed."""
+    """The newest complete checkpoint; -1: none, modules without a holder start from the seed."""
     save: list[Number] = []
     """Modules that this member saves for the checkpoint of this phase."""
     history: Number = 0

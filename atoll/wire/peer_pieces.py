@@ -2,8 +2,8 @@
 
   4 bytes `PIECE`, 2 bytes length, msgpack `PeerPiece`, bytes of the piece
 
-A message is a head and data, one after the other, cut into pieces of `CHUNK_BYTES`. The receiver
-answers the whole message. The first byte distinguishes pieces from tensor chunks: as a head length
+A message is a head followed by data, cut into pieces of `CHUNK_BYTES`. The receiver acknowledges
+whole messages, not pieces. The first byte distinguishes pieces from tensor chunks: as a head length
 it would exceed any head.
 """
 

@@ -10,10 +10,10 @@ from atoll.wire.member_messages import Lease
 from atoll.wire.message import Digest, Finite, Message, Name, Number
 
 MOST_LINES = 64
-"""Members that measure the lines between them; among more, none does."""
+"""Most members among which links are measured; in a larger group no link is."""
 
 MOST_DIGESTS, MOST_REASON = 100_000, 1_000
-"""Of a finding about another's steps: digests, one per step, and characters that people read."""
+"""Limits of a `VerificationAnswer`: digests, one per step, and characters of `failed`."""
 
 MOST_MARKS = 64
 """Digests of states in one commitment."""
@@ -59,7 +59,7 @@ class MemberStats(Message, frozen=True):
 
 
 class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member says that it computed in a round, before it is known who is checked.
+    """A member's claim of what it computed in a round, made before members are drawn for checks.
 
     Digests are 32 hex digits (BLAKE3). A *state* is the model with the member's own part: the
     optimizer's tensors.
@@ -75,9 +75,9 @@ class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Data slot that it read, from `cursor` on; an empty one: from its beginning."""
     cursor: Annotated[dict[Name, Number], msgspec.Meta(max_length=16)] = {}
     opening: Digest = ""
-    """Digest of the own part before the first step."""
+    """Digest of the member's own part before the first step."""
     closing: Digest = ""
-    """Digest of the own part after the last step."""
+    """Digest of the member's own part after the last step."""
     marks: Annotated[list[Digest], msgspec.Meta(max_length=MOST_MARKS)] = []
     """Digests of the states after the marked steps, see `verification/trace.py`."""
     contribution: Digest = ""
@@ -145,7 +145,7 @@ class RoundPlan(Message, frozen=True):
     ring: list[str] = []
     """Direct route: the members in the order of rings and trees; empty: as in `members`."""
     collective: str = ""
-    """Direct route: the collective of plain values, planned again; empty: as the job file says."""
+    """Direct route: the collective of plain values, as replanned; empty: as in the job file."""
     group: Number = 0
     """Members of a job may meet in several groups at once, e.g. one per stage of a SWARM; epochs
     are unique in the job."""
@@ -163,7 +163,7 @@ class RoundVote(Message, frozen=True):
     lease: Lease | None = None
     """Current position in the data; recorded if the round commits with this member."""
     report: RoundJoin | None = None
-    """What took the place of the join's report since: its member joined before its last steps."""
+    """Replaces the report in the join, if the member joined before its last steps."""
 
 
 class Verdict(Message, frozen=True):
@@ -182,9 +182,9 @@ class Verdict(Message, frozen=True):
     delay: Number = 0
     """Steps that hide a round which runs beside training, by measured times; 0: unknown."""
     every: Number = 0
-    """Steps between two rounds from now on, planned again; 0: as the job file says."""
+    """Steps between two rounds from now on, as replanned; 0: as in the job file."""
     codec: Name = ""
-    """What a codec `auto` takes from now on, planned again; empty: as members have measured."""
+    """Codec that `auto` selects from now on, as replanned; empty: by the members' measurements."""
     group: Number = 0
     """As in the plan."""
 
@@ -198,7 +198,7 @@ class MemberLost(Message, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How a contribution looks beside the others of its round, by a sample of its elements."""
+    """Norm of a contribution and its similarity to others, on a sample of its elements."""
 
     norm: Finite
     alike: Finite
@@ -217,12 +217,12 @@ class Received(Message, frozen=True):
 
 
 class VerificationTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that a member is to do for a challenge; `kind` says what, see `challenge.py`."""
+    """A member's task in a challenge; for `kind` see `atoll/verification/challenge.py`."""
 
     challenge: Number
     kind: str
     member: str
-    """Whose round is computed again."""
+    """The challenged member; its round is computed again."""
     round: Number
     step: Number = 0
     length: Number = 0
@@ -236,10 +236,10 @@ class VerificationTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VerificationAsk(Message, frozen=True):
-    """A member asks what it is to do for challenges; answered at once."""
+    """A member asks for its tasks in challenges; answered at once."""
 
     doing: Annotated[list[Number], msgspec.Meta(max_length=MOST_LINES)] = []
-    """Challenges for which it is computing something: it is alive, and not late."""
+    """Challenges that it is working on, so that it does not count as late."""
 
 
 class VerificationWork(Message, frozen=True):
@@ -247,11 +247,11 @@ class VerificationWork(Message, frozen=True):
 
     tasks: list[VerificationTask] = []
     drawn: Number = -1
-    """Who is challenged has been drawn for the rounds up to this one."""
+    """Last round for which the challenged members were drawn."""
 
 
 class VerificationAnswer(Message, frozen=True):
-    """What a member has found for a task; `Done` is the answer, also for one that is over."""
+    """A member's result of a task; answered by `Done`, even if the challenge is over."""
 
     challenge: Number
     kind: str
@@ -262,7 +262,7 @@ class VerificationAnswer(Message, frozen=True):
     packet: Digest = ""
     """Digest of the contribution as the reducer would report it."""
     gains: Annotated[list[Finite], msgspec.Meta(max_length=2)] = []
-    """What the contribution gains, of the loss, on the member's own data and on held-out data."""
+    """Relative decrease of the loss by the contribution, on the member's own and held-out data."""
     failed: Annotated[str, msgspec.Meta(max_length=MOST_REASON)] = ""
     """Why it cannot be done here."""
     unusable: bool = False

@@ -33,7 +33,7 @@ class Welcome(Message, frozen=True):
     resumed: bool
     """Whether the hub knew this incarnation (a reconnect)."""
     limits: dict[str, Number] = {}
-    """What a reducer has to keep to, by the name of the quota."""
+    """Limits that a reducer enforces, by name of the quota."""
 
 
 class Failure(Message, frozen=True):

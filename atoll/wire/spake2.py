@@ -4,8 +4,8 @@ RFC 9382, suite SPAKE2-P256-SHA256-HKDF-HMAC (https://www.rfc-editor.org/rfc/rfc
 does not know the code learns nothing to be tried offline: one run of the protocol is one guess,
 also for a man in the middle. A is the side that joins, B the hub.
 
-The arithmetic is in Python, so its time depends on the numbers. `w` times a constant is computed
-once per code, before any message; what is computed per message uses a number that is used once.
+The arithmetic is in Python, so its time depends on the numbers: on `w`, which every exchange
+multiplies by two constants, and on a random secret that is used once.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ class NodeState(StrEnum):
 
     ONLINE = "online"
     LOST = "lost"
-    """Its connection ended without a word."""
+    """Its connection ended without notice."""
     LEFT = "left"
-    """Its agent was ended in order."""
+    """Its agent announced that it ends."""
     PAUSED = "paused"
     """Connected; its owner's policy takes no work now."""
     DRAINING = "draining"

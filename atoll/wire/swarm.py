@@ -4,8 +4,8 @@ A job of `stages` stages trains on microbatches (step, index). A member of the f
 *driver*, leases a microbatch from the ledger, chooses a *path* (one member per stage), and sends
 its activations along the path and the gradients back. See `docs/decisions/0009`.
 
-Requests to the hub may be repeated: `epoch` names the member's present standing, and each request
-says what the member already has.
+Requests to the hub may be repeated: `epoch` identifies the member's latest announcement, and each
+request says what the member already has.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     index: Number
     lease: Number
     member: str = ""
-    """Its holder folds this lease's pending gradient; others drop what they hold of `index` under
-    it and older ones: a younger lease may come to count. Empty: the holder was lost."""
+    """Its holder adds this lease's pending gradient to its sum; others drop theirs of `index` for
+    this and older leases, but not newer ones, which may still count. Empty: the holder was lost."""
     copy: Number = 0
     """Above 0: its holder adds the copy of a lost member's sum that it keeps under this number."""
 
@@ -108,7 +108,7 @@ class SwarmAnnounce(Message, frozen=True):
     last: Number = -1
     """Steps after which the job ends, if it was asked to stop and the ledger has announced that."""
     ledger: Number = 0
-    """From its last `SwarmPlace`: a rebuilt ledger believes only what was said to itself."""
+    """From its last `SwarmPlace`: a rebuilt ledger accepts only reports addressed to it."""
 
 
 class SwarmPlace(Message, frozen=True):
@@ -133,9 +133,9 @@ class SwarmPlace(Message, frozen=True):
     round: Number = 0
     """Rounds that the members of the stage have committed."""
     neighbours: list[list[str]] = []
-    """Members of the stages before and after, whose mean the lost stage becomes; mostly empty."""
+    """Members of the stages before and after; a lost stage starts from their mean. Mostly empty."""
     serves: dict[str, list[str]] = {}
-    """host:port at which donors serve their state; those that are absent do through the hub."""
+    """host:port at which donors serve their state; donors not named serve it through the hub."""
     ledger: Number = 0
     """Number of the ledger; one that is new to the member makes it announce itself again."""
 
@@ -147,7 +147,7 @@ class SwarmWant(Message, frozen=True):
     room: Number
     """How many it can take besides those it holds."""
     holding: list[Number] = []
-    """Leases that it works on; others leased to it are given again."""
+    """Leases that it works on; others leased to it are sent again."""
 
 
 class SwarmLeases(Message, frozen=True):
@@ -166,7 +166,7 @@ class SwarmFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SwarmDone(Message, frozen=True):
-    """A microbatch is through; answered by `Done` whether or not it counts."""
+    """A microbatch has passed all stages; answered by `Done` whether or not it counts."""
 
     step: Number
     index: Number
@@ -179,8 +179,8 @@ class SwarmDone(Message, frozen=True):
     row_s: dict[str, Finite] = {}
     """Seconds of one row's forward pass at members, as the driver measured."""
     evaluate: bool = False
-    """The state of this step is to be evaluated: it is time to, and the members of every stage
-    agree on it."""
+    """Evaluate the state of this step: an evaluation is due, and the members of every stage agree
+    on the state."""
     held_out: HeldOutSum | None = None
     """What an evaluation found; then `holders` names the member of the last stage."""
 
@@ -342,14 +342,14 @@ class Handed(msgspec.Struct, frozen=True, omit_defaults=True, tag="handed"):
 
 
 class Broken(msgspec.Struct, frozen=True, omit_defaults=True, tag="broken"):
-    """To the driver: `path[stage]` did not do its part."""
+    """To the driver: `path[stage]` failed."""
 
     step: Number
     index: Number
     lease: Number
     attempt: Number
     stage: Number
-    """The stage whose member failed, which may be another one than the sender's."""
+    """Stage of the member that failed; not necessarily the sender's."""
     reason: str = ""
     busy: bool = False
     """It only had no room or no such input: bypass it, without a ban."""
@@ -370,7 +370,7 @@ class Copy(msgspec.Struct, frozen=True, tag="copy"):
 
 
 class Release(msgspec.Struct, frozen=True, omit_defaults=True, tag="release"):
-    """From the driver: the microbatch is through, its kept inputs are not needed any more.
+    """From the driver: the microbatch has passed all stages, its kept inputs are no longer needed.
 
     Pending gradients stay until the ledger's shares decide, or the step is over.
     """

@@ -11,12 +11,12 @@ import torch
 from atoll.clock import VirtualClock
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind, PeerLost, PeerRefused
-from atoll.gate import Gate
 from atoll.group.base import Decidable, Group, Reduced, Resting, Work
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import STALLED_S, CommittedMean, mean_exchange, run_round
 from atoll.group.single import SingleGroup
+from atoll.state_lock import StateLock
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 from tests.patience import PATIENCE_S
 
@@ -80,7 +80,7 @@ def test_members_that_stay_and_never_agree_are_given_up(monkeypatch: pytest.Monk
 
 def test_every_wait_rests_and_nothing_else() -> None:
     """The state may be read while the member waits, and the codec settles outside of that."""
-    gate, inside = Gate(), threading.local()
+    state_lock, inside = StateLock(), threading.local()
     seen: list[str] = []
 
     class Noting(SingleGroup):
@@ -102,24 +102,24 @@ def test_every_wait_rests_and_nothing_else() -> None:
 
     @contextmanager
     def resting() -> Iterator[None]:
-        with gate.resting():
+        with state_lock.resting():
             inside.rests = True
             try:
                 yield
             finally:
                 inside.rests = False
 
-    with gate.moving():
+    with state_lock.moving():
         try_it(Noting(), VirtualClock(), resting=resting)
     assert seen == ["join resting", "reduce moving", "commit moving"]
 
 
 def test_donor_reads_state_while_its_member_waits() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
-    gate, read = Gate(), threading.Event()
+    state_lock, read = StateLock(), threading.Event()
 
     def waiting() -> CommittedMean:
-        with gate.moving():
+        with state_lock.moving():
             return run_round(
                 groups[0],
                 mean_exchange(
@@ -127,16 +127,16 @@ def test_donor_reads_state_while_its_member_waits() -> None:
                     [torch.ones(2)],
                     codec=make_codec("fp32"),
                     weight=1.0,
-                    resting=gate.resting,
+                    resting=state_lock.resting,
                 ),
                 PeriodReport(0, "b"),
-                resting=gate.resting,
+                resting=state_lock.resting,
             )
 
     work = Work.start(waiting, name="waits")
     while "w0" not in groups.coordinator.machine.joins:
         threading.Event().wait(0.002)
-    with gate.still(timeout_s=PATIENCE_S):
+    with state_lock.still(timeout_s=PATIENCE_S):
         read.set()
     assert not work.done()
     try_it(groups[1], VirtualClock())

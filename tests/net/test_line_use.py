@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,27 @@ from atoll.net.line_use import EXCHANGE_S, FIRST_S, SHARE, GiveWay, LineUse
 
 
 class Time:
-    """A clock that also runs with what is waited for."""
+    """A clock that runs only with what is waited for."""
 
     def __init__(self) -> None:
         self.passed = 0.0
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.passed
+        return 1_000_000.0 + self.passed
 
     def sleep(self, seconds: float) -> None:
         self.passed += seconds
 
 
 def waited_s(path: Path) -> float:
-    """Return the seconds for which one block waits now."""
+    """Return the seconds for which one block waits at the beginning of time."""
     clock = Time()
     GiveWay(str(path), sleep=clock.sleep, monotonic=clock.monotonic).wait()
     return clock.passed
 
 
 def test_uploads_wait_until_the_last_exchange_has_ended(tmp_path: Path) -> None:
-    line = LineUse(tmp_path / "line")
+    line = LineUse(tmp_path / "line", monotonic=Time().monotonic)
     assert waited_s(tmp_path / "line") == 0.0
     with line.exchange():
         with line.exchange():
@@ -43,7 +42,7 @@ def test_uploads_wait_until_the_last_exchange_has_ended(tmp_path: Path) -> None:
 
 
 def test_uploads_wait_while_a_state_is_sent(tmp_path: Path) -> None:
-    line = LineUse(tmp_path / "line")
+    line = LineUse(tmp_path / "line", monotonic=Time().monotonic)
     line.serve(3.0)
     with line.exchange():
         pass
@@ -86,7 +85,8 @@ def test_a_file_without_a_number_is_no_reason_to_wait(tmp_path: Path, content: b
 
 
 def test_exchanges_of_several_threads_are_counted(tmp_path: Path) -> None:
-    line, go_on = LineUse(tmp_path / "line"), threading.Event()
+    line = LineUse(tmp_path / "line", monotonic=Time().monotonic)
+    go_on = threading.Event()
 
     def long() -> None:
         with line.exchange():

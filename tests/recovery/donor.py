@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from atoll.gate import Gate
 from atoll.ids import session_id
 from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 from atoll.recovery import StateServer
+from atoll.state_lock import StateLock
 from tests.recovery.model import LOCAL, Model
 
 
@@ -34,6 +34,6 @@ def be_a_donor(given: Given, pipe: Connection) -> None:
         connect(given.hub, make_hello(session, given.token)) as link,
         StateServer(job=given.job, token=given.token, address=address, link=link) as server,
     ):
-        server.offer(Model(given.member, **given.model), still=Gate().still)
+        server.offer(Model(given.member, **given.model), still=StateLock().still)
         pipe.send(server.dial)
         pipe.poll(None)

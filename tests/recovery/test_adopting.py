@@ -57,13 +57,13 @@ def test_newcomer_gets_the_donors_round_while_they_train(world: World) -> None:
     world.round = run.task.round
     base = state_of(run).base
     world.offer("w0", state_of(run))
-    world.gates["w0"] = gate = run.task.gate
-    world.donors["w0"].offer(state_of(run), still=gate.still)
+    world.state_locks["w0"] = state_lock = run.task.state_lock
+    world.donors["w0"].offer(state_of(run), still=state_lock.still)
     done = threading.Event()
 
     def train() -> None:
         for _ in range(1):  # the third period has one more step before its round
-            with gate.moving():
+            with state_lock.moving():
                 run.train(1)
         done.wait(PATIENCE_S)
 

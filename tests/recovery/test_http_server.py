@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.gate import Gate
 from atoll.recovery import StateServer, http_server
 from atoll.recovery.direct_source import DirectSource
 from atoll.recovery.http_server import HttpStateServer
 from atoll.recovery.source import ConnectionBroken
+from atoll.state_lock import StateLock
 from atoll.wire.recovery_messages import CHUNK, OFFER, OK, StateAnswer, StateAsk
 from tests.group.man_in_the_middle import Middle
 from tests.patience import PATIENCE_S
@@ -145,7 +145,7 @@ def test_closing_ends_connections_and_threads() -> None:
 
 def test_server_without_a_hub_takes_the_jobs_token() -> None:
     with StateServer(job="j", token="secret", address=LOCAL, link=None) as server:
-        server.offer(Model("w0", numel=10), still=Gate().still)
+        server.offer(Model("w0", numel=10), still=StateLock().still)
         (dial,) = server.dial
         source = DirectSource(dial, key="secret", fingerprint=server.fingerprint)
         wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
@@ -160,7 +160,7 @@ def test_server_without_a_hub_takes_the_jobs_token() -> None:
 def test_a_state_crosses_the_network_encrypted() -> None:
     """One in the middle records all: neither key nor state; another server gets no key."""
     with StateServer(job="j", token="secret", address=LOCAL, link=None) as server:
-        server.offer(Model("w0", numel=10_000), still=Gate().still)
+        server.offer(Model("w0", numel=10_000), still=StateLock().still)
         middle = Middle(server.dial[0])
         source = DirectSource(middle.dial, key="secret", fingerprint=server.fingerprint)
         wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
@@ -182,7 +182,7 @@ def test_a_state_crosses_the_network_encrypted() -> None:
 def test_without_encryption_a_state_is_served_plainly() -> None:
     with StateServer(job="j", token="t", address=LOCAL, link=None, encrypted=False) as server:
         assert server.fingerprint == ""
-        server.offer(Model("w0", numel=10), still=Gate().still)
+        server.offer(Model("w0", numel=10), still=StateLock().still)
         source = DirectSource(server.dial[0], key="t")
         wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
         source.release()

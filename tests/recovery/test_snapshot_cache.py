@@ -13,8 +13,8 @@ import torch
 from atoll.checkpoint.format.memory_image import part_of
 from atoll.checkpoint.format.part import Part
 from atoll.errors import DeadlineExceeded
-from atoll.gate import Gate
 from atoll.recovery.snapshot_cache import SnapshotCache
+from atoll.state_lock import StateLock
 from atoll.wire.recovery_messages import (
     CHUNK,
     GONE,
@@ -53,7 +53,7 @@ def offered(cache: SnapshotCache, round_: int = 3) -> StateAnswer:
 
 def test_chunks_and_manifest_are_those_of_the_parts(cache: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
-    cache.offer(model, still=Gate().still)
+    cache.offer(model, still=StateLock().still)
     assert cache.rounds == []
     offer = offered(cache)
     assert (offer.status, offer.round, offer.base, offer.key) == (OK, 3, "base-3", "k")
@@ -85,7 +85,7 @@ def test_chunks_and_manifest_are_those_of_the_parts(cache: SnapshotCache) -> Non
     ids=str,
 )
 def test_asks_outside_the_images_are_refused(cache: SnapshotCache, ask: StateAsk) -> None:
-    cache.offer(Model("w0", numel=100), still=Gate().still)
+    cache.offer(Model("w0", numel=100), still=StateLock().still)
     offered(cache)
     answer, body = cache.answer(ask)
     assert (answer.status, len(body)) == (REFUSED, 0)
@@ -97,7 +97,7 @@ def test_a_donor_without_a_state_says_so(cache: SnapshotCache) -> None:
 
 def test_an_ask_for_another_round_is_answered_with_the_own_one(cache: SnapshotCache) -> None:
     model = Model("w0", numel=10)
-    cache.offer(model, still=Gate().still)
+    cache.offer(model, still=StateLock().still)
     for round_ in (2, 4):
         answer = offered(cache, round_)
         assert (answer.status, answer.round) == (GONE, 3)
@@ -108,7 +108,7 @@ def test_an_ask_for_another_round_is_answered_with_the_own_one(cache: SnapshotCa
 
 def test_images_of_at_most_two_rounds_are_kept(cache: SnapshotCache) -> None:
     model = Model("w0", numel=10)
-    cache.offer(model, still=Gate().still)
+    cache.offer(model, still=StateLock().still)
     for round_ in (3, 4, 5):
         model.move_to(round_)
         wait_until(lambda round_=round_: offered(cache, round_).status == OK)  # type: ignore[misc]
@@ -119,7 +119,7 @@ def test_images_of_at_most_two_rounds_are_kept(cache: SnapshotCache) -> None:
 
 def test_images_that_nobody_asks_for_are_dropped() -> None:
     cache = SnapshotCache(job="j", idle_s=0.05)
-    cache.offer(Model("w0", numel=10), still=Gate().still)
+    cache.offer(Model("w0", numel=10), still=StateLock().still)
     offered(cache)
     wait_until(lambda: cache.rounds == [])
     cache.close()
@@ -127,7 +127,7 @@ def test_images_that_nobody_asks_for_are_dropped() -> None:
 
 def test_many_asks_make_one_image(cache: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
-    cache.offer(model, still=Gate().still)
+    cache.offer(model, still=StateLock().still)
     model.looks = 0
     threads = [threading.Thread(target=offered, args=(cache,)) for _ in range(8)]
     for thread in threads:
@@ -138,7 +138,7 @@ def test_many_asks_make_one_image(cache: SnapshotCache) -> None:
 
 
 def test_the_state_is_looked_at_only_while_it_rests(cache: SnapshotCache) -> None:
-    gate = Gate()
+    state_lock = StateLock()
     inside = threading.Event()
 
     class Watched(Model):
@@ -146,12 +146,12 @@ def test_the_state_is_looked_at_only_while_it_rests(cache: SnapshotCache) -> Non
             assert not inside.is_set()
             return super().parts()
 
-    cache.offer(Watched("w0", numel=1000), still=gate.still)
+    cache.offer(Watched("w0", numel=1000), still=state_lock.still)
     done = threading.Event()
 
     def train() -> None:
         while not done.is_set():
-            with gate.moving():
+            with state_lock.moving():
                 inside.set()
                 time.sleep(0.001)
                 inside.clear()
@@ -168,7 +168,7 @@ def test_the_state_is_looked_at_only_while_it_rests(cache: SnapshotCache) -> Non
 def test_image_is_consistent_while_the_state_changes(
     cache: SnapshotCache,
 ) -> None:
-    gate, done = Gate(), threading.Event()
+    state_lock, done = StateLock(), threading.Event()
     value = torch.zeros(300_000)
 
     class Counting(Model):
@@ -178,10 +178,10 @@ def test_image_is_consistent_while_the_state_changes(
 
     def train() -> None:
         while not done.is_set():
-            with gate.moving():
+            with state_lock.moving():
                 value.add_(1)
 
-    cache.offer(Counting("w0", numel=1), still=gate.still)
+    cache.offer(Counting("w0", numel=1), still=state_lock.still)
     trainer = threading.Thread(target=train)
     trainer.start()
     try:
@@ -199,14 +199,14 @@ def test_image_is_consistent_while_the_state_changes(
 
 def test_a_round_that_ends_between_the_two_looks_is_not_given(cache: SnapshotCache) -> None:
     model = Model("w0", numel=1000)
-    gate, looks = Gate(), [0]
+    state_lock, looks = StateLock(), [0]
 
     @contextmanager
     def still(*, timeout_s: float) -> Iterator[None]:
         looks[0] += 1
         if looks[0] == 2:
             model.move_to(4)
-        with gate.still(timeout_s=timeout_s):
+        with state_lock.still(timeout_s=timeout_s):
             yield
 
     cache.offer(model, still=still)
@@ -220,7 +220,7 @@ def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(cache: Snapshot
             odd = Part("shared", {"z": torch.zeros(1, dtype=torch.complex128)})
             return odd, odd
 
-    cache.offer(Strange("w0", numel=1), still=Gate().still)
+    cache.offer(Strange("w0", numel=1), still=StateLock().still)
     answer = offered(cache)
     assert answer.status == REFUSED
     assert "tensor z cannot be saved" in answer.reason
@@ -233,9 +233,9 @@ def test_a_state_that_raises_is_refused_and_the_donor_goes_on(cache: SnapshotCac
 
     broken = Broken.__new__(Broken)
     broken.round, broken.base = 3, "b"
-    cache.offer(broken, still=Gate().still)
+    cache.offer(broken, still=StateLock().still)
     assert "RuntimeError: not today" in offered(cache).reason
-    cache.offer(Model("w0", numel=1), still=Gate().still)
+    cache.offer(Model("w0", numel=1), still=StateLock().still)
     assert offered(cache).status == OK
 
 
@@ -256,7 +256,7 @@ def test_a_state_that_never_rests_leaves_the_asker_waiting(cache: SnapshotCache)
 
 def test_a_closed_shelf_refuses() -> None:
     cache = SnapshotCache(job="j")
-    cache.offer(Model("w0", numel=1), still=Gate().still)
+    cache.offer(Model("w0", numel=1), still=StateLock().still)
     cache.close()
     assert cache.answer(StateAsk(1, OFFER, 3))[0].status == REFUSED
 
@@ -265,7 +265,7 @@ def test_donors_of_one_state_offer_one_image() -> None:
     roots = []
     for member in ("w0", "w1"):
         cache = SnapshotCache(job="j")
-        cache.offer(Model(member, numel=1000), still=Gate().still)
+        cache.offer(Model(member, numel=1000), still=StateLock().still)
         roots.append([line.root for line in offered(cache).images])
         cache.close()
     assert roots[0][0] == roots[1][0]
@@ -275,7 +275,7 @@ def test_donors_of_one_state_offer_one_image() -> None:
 def test_training_waits_for_the_copies_and_not_for_digests(
     cache: SnapshotCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, hashing, go_on = Gate(), threading.Event(), threading.Event()
+    state_lock, hashing, go_on = StateLock(), threading.Event(), threading.Event()
 
     def slow(*args: object, **options: object) -> object:
         hashing.set()
@@ -283,10 +283,10 @@ def test_training_waits_for_the_copies_and_not_for_digests(
         return state_manifest(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("atoll.recovery.snapshot_cache.state_manifest", slow)
-    cache.offer(Model("w0", numel=1000), still=gate.still)
+    cache.offer(Model("w0", numel=1000), still=state_lock.still)
     assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
     assert hashing.wait(PATIENCE_S)
-    with gate.moving():  # would wait for ever
+    with state_lock.moving():  # would wait for ever
         go_on.set()
     assert offered(cache).status == OK
 
@@ -294,7 +294,7 @@ def test_training_waits_for_the_copies_and_not_for_digests(
 def test_rolled_back_state_is_not_given_from_old_images(cache: SnapshotCache) -> None:
     """The same number of rounds may come again with another state."""
     model = Model("w0", numel=10)
-    cache.offer(model, still=Gate().still)
+    cache.offer(model, still=StateLock().still)
     first = offered(cache)
     model.base, model.seed = "other", 9
     wait_until(lambda: offered(cache).base == "other")

@@ -16,7 +16,6 @@ import torch
 
 from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
-from atoll.gate import Gate
 from atoll.ids import session_id
 from atoll.net.handshake import make_hello
 from atoll.net.sync_link import SyncLink, connect
@@ -25,6 +24,7 @@ from atoll.recovery.http_server import Answerer, HttpStateServer
 from atoll.recovery.relay_server import RelayStateServer
 from atoll.recovery.server import StateServer
 from atoll.recovery.snapshot_cache import SnapshotCache, StateOf
+from atoll.state_lock import StateLock
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests import warm
 from tests.group.hub_world import NodeInName, start_hub
@@ -76,7 +76,7 @@ class World:
         self.donors: dict[str, Any] = {}
         self.dials: dict[str, list[str]] = {}
         self.models: dict[str, Model] = {}
-        self.gates: dict[str, Gate] = {}
+        self.state_locks: dict[str, StateLock] = {}
         self.processes: dict[str, tuple[Any, Connection]] = {}
         self.proxies: list[Proxy] = []
         self.round = 3
@@ -123,15 +123,15 @@ class World:
                 job=job, token=self.tokens[member], address=LOCAL if direct else "", link=link
             )
         state = self.models[member] = Model(member, **{"round_": self.round, **model})
-        gate = self.gates[member] = Gate()
-        server.offer(state, still=gate.still)
+        state_lock = self.state_locks[member] = StateLock()
+        server.offer(state, still=state_lock.still)
         self.donors[member], self.dials[member] = server, server.dial
         return state
 
     def offer(self, member: str, state: StateOf) -> None:
         """Start a donor that gives a state of its own kind."""
         self.donor(member, numel=1)
-        self.donors[member].offer(state, still=self.gates[member].still)
+        self.donors[member].offer(state, still=self.state_locks[member].still)
 
     def processes_of(self, *members: str, direct: bool = True, **model: int) -> list[Model]:
         """Start donors that are processes of their own."""

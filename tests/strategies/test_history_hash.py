@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.gate import Gate
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.state_lock import StateLock
 from tests.contracts.strategy_suite import Run, start_run
 
 OPTIONS = [
@@ -21,8 +21,8 @@ OPTIONS = [
 ]
 
 
-class Watched(Gate):
-    """A gate that notes what others could see whenever the state comes to rest."""
+class Watched(StateLock):
+    """A lock that notes what others could see whenever the state comes to rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class Watched(Gate):
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: type(options).__name__)
 def test_round_and_past_change_together(options: Any) -> None:
     def body(group: Group) -> tuple[Run, Watched]:
-        run, gate = start_run(options, group, int(group.me[1:])), Watched()
-        run.task.gate = gate
-        gate.look = lambda: run.task
+        run, state_lock = start_run(options, group, int(group.me[1:])), Watched()
+        run.task.state_lock = state_lock
+        state_lock.look = lambda: run.task
         run.train(13)
-        return run, gate
+        return run, state_lock
 
-    for run, gate in MemoryGroups(2).together(body):
-        assert len(gate.seen) > 2
-        assert all(len(pasts) == 1 for pasts in gate.seen.values()), gate.seen
-        assert len({min(pasts) for pasts in gate.seen.values()}) == len(gate.seen)
-        assert run.task.past in gate.seen[run.task.round]
+    for run, state_lock in MemoryGroups(2).together(body):
+        assert len(state_lock.seen) > 2
+        assert all(len(pasts) == 1 for pasts in state_lock.seen.values()), state_lock.seen
+        assert len({min(pasts) for pasts in state_lock.seen.values()}) == len(state_lock.seen)
+        assert run.task.past in state_lock.seen[run.task.round]

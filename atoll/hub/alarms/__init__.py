@@ -1,5 +1,5 @@
 """Hub, alarms: rules that detect faults of jobs and machines, and notifications.
 
-It may import all sub-rooms but dashboard.
+It may import every subpackage of the hub but dashboard.
 Start reading at `watch.py`, which has the table of rules.
 """

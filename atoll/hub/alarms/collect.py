@@ -72,9 +72,9 @@ LOOKED_AT_S = 86_400.0
 QUEUES_S = 5.0
 """Timeout of reading queues, which may be on another server."""
 MOST_REACHED = 100
-"""Limits that have alarms of their own at once: one process can reach those of many queues."""
+"""Most reached limits reported at once: one process can reach those of many queues."""
 LIMITED_S = 30.0
-"""How long a session that had to wait is reported."""
+"""How long a session is reported after it was throttled."""
 _EVENTS_AT_ONCE = 1_000
 
 
@@ -268,7 +268,7 @@ def _disk_usage(folder: Path) -> tuple[int, int] | None:
 def _queue(row: Mapping[str, Any]) -> QueueFacts:
     pairs = ((row["ready"] + row["leased"], row.get("max_items")),
              (row.get("bytes") or 0, row.get("max_bytes")))  # fmt: skip
-    # Queues that drop the oldest item, or never block producers, are full on purpose.
+    # Queues that drop the oldest item are full on purpose.
     bounded = row.get("overflow") != "drop-oldest"
     fill = max((used / most for used, most in pairs if most and bounded), default=0.0)
     return QueueFacts(

@@ -97,7 +97,7 @@ class Engine:
         self._rules = {rule.kind: rule for rule in rules}
         self._pending: dict[Identity, float] = {}
         self._stored: dict[Identity, tuple[float, Finding]] = {}
-        """When open alarms were stored, and what; absent: what is stored is not known."""
+        """Time and content of the last stored update; absent after a failed write."""
         self.open: dict[Identity, Alarm] = {}
 
     def restore(self, alarms: Iterable[Alarm], now: float) -> None:
@@ -144,7 +144,7 @@ class Engine:
         changes.updated.append(alarm)
 
     def undo(self, changes: Changes) -> None:
-        """Changes could not be stored: the next evaluation finds them again."""
+        """Revert changes that could not be stored; the next evaluation finds them again."""
         for alarm in changes.opened:
             del self.open[alarm.finding.identity]
             self._pending[alarm.finding.identity] = alarm.since
@@ -154,7 +154,7 @@ class Engine:
             self.open[alarm.finding.identity] = replace(alarm, ended=None)
 
     def put(self, alarm: Alarm) -> None:
-        """Store the id or the silencing of an open alarm."""
+        """Take over the id and the `silenced` flag of an open alarm."""
         known = self.open.get(alarm.finding.identity)
         if known is not None:
             kept = replace(known, id=alarm.id, silenced=alarm.silenced)

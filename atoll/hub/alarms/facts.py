@@ -24,6 +24,7 @@ class MemberFacts:
     state: str
     standing: str = ""
     aside: bool = False
+    """It takes no part in rounds, e.g. a critic."""
     since: float = 0.0
     """Unix time at which this launch was first seen running."""
     error: Mapping[str, str] | None = None
@@ -61,7 +62,7 @@ class JobFacts:
     """Members with other parameters or results than the majority."""
     waits_for: Sequence[str] = ()
     waits_s: float = 0.0
-    """How long it has waited."""
+    """How long it has waited for them."""
     swarm: SwarmView | None = None
     """Its stages and their members, if it is a SWARM."""
 
@@ -127,16 +128,16 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitedFacts:
-    """A session that was made to wait lately, because it sent more than one may."""
+    """A session that was throttled recently, because it exceeded the limit on frames."""
 
     address: str
     """`JOB/MEMBER`, or a node."""
     frames: int
-    """What it has sent in all."""
+    """Frames sent in total."""
     paused_s: float
-    """How long it has waited in all."""
+    """Seconds that it was throttled in total."""
     frames_per_s: float = 2_000.0
-    """The rate that it may keep up."""
+    """The permitted rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

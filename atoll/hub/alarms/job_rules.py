@@ -24,7 +24,7 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
         failed = [m for m in job.members.values() if m.state == MemberState.FAILED and m.error]
         member = failed[0].member if failed else ""
         error = job.error or (failed[0].error if failed else None) or {}
-        # Its own program's failure says nothing about machines: the message belongs to the job.
+        # A failure of the user's own script says nothing about the node.
         own = error.get("kind") == ScriptError.__name__
         remedy = whole_remedy(job.job, error.get("remedy") or "")
         what = error.get("what") or job.reason or "it failed"
@@ -44,7 +44,7 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
 
 
 def limit_reached(facts: Facts) -> Iterator[Finding]:
-    """Find who sends more frames than one session may, or uses up another quota."""
+    """Find sessions above the limit on frames, and other quotas that are used up."""
     jobs = {job.job: job for job in facts.jobs}
     for one in facts.hub.limited:
         job, _, member = one.address.rpartition("/")

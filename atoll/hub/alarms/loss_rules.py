@@ -30,7 +30,7 @@ BAD_FOR_S = 120.0
 """How long a loss that was not finite is reported."""
 FAILED_FOR_S = 86_400.0
 SAME_STORY_S = 600.0
-"""Incidents longer before the latest one are unrelated to it."""
+"""Incidents that precede the latest one by more than this are unrelated to it."""
 
 NOT_FINITE = "LossNotFinite"
 

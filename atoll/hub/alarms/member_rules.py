@@ -247,8 +247,8 @@ def stale(facts: Facts) -> Iterator[Finding]:
                 value=float(len(missed)),
                 cause=f"{job.who(member)} has missed the last {STALE_ROUNDS} commits or more "
                 f"({doing}){since}",
-                remedy=f"see what it does: atoll logs {job.job} --member {member}; on a slow "
-                "link a round waits for it once that pays, sooner with rarer rounds (every = ... "
+                remedy=f"see what it does: atoll logs {job.job} --member {member}; rounds wait "
+                "for a member on a slow link only if that pays: try rarer rounds (every = ... "
                 f"under [strategy]); or drain it: atoll drain {known.node}",
             )
 
@@ -262,7 +262,7 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
                 yield _differs(job, mark.member, f"{job.who(mark.member)} {what}")
         if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
             continue
-        if job.state == JobState.FAILED:  # its members stopped wherever they were
+        if job.state == JobState.FAILED:  # its members stopped at different steps
             continue
         found = compare({name: m.end for name, m in job.members.items() if m.end})
         for member in found.odd:

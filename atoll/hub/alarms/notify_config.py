@@ -110,7 +110,7 @@ class Email(NotifyTarget):
     host: str = ""
     port: int = 587
     starttls: bool = True
-    """Use STARTTLS; only a server on this machine works without."""
+    """Use STARTTLS; switch it off only for a server on this machine."""
     user: str = ""
     password: str = ""
     ca: str = ""

@@ -13,7 +13,7 @@ from atoll.wire.states import JobState
 HELPS = 1.05
 """A further machine helps if it raises the throughput by this factor."""
 RECOVERS_S = 60.0
-"""A member that takes over the state of a stage is no alarm for this long."""
+"""A stage with members may recover its state for this long before its pause is reported."""
 OFTEN = 3
 """Failures of a member in ten minutes."""
 
@@ -124,7 +124,7 @@ def member_banned(facts: Facts) -> Iterator[Finding]:
 
 
 def stage_fails(facts: Facts) -> Iterator[Finding]:
-    """Find stages through which nothing comes, because every member that tries it fails."""
+    """Find stages that no microbatch passes, because every member that tries fails."""
     for job, swarm in _swarms(facts):
         for stage in swarm.stages:
             failed = [peer for peer in stage.serving if peer.failures]

@@ -135,7 +135,7 @@ class AlarmWatch:
             raise
         for alarm in kept.opened:
             self._engine.put(alarm)
-        for alarm in [*kept.opened, *kept.ended]:  # first, for an event may find no room on disk
+        for alarm in [*kept.opened, *kept.ended]:  # before events, which may fail on a full disk
             await self.on_alarm(alarm)
         # Concurrently, so that a thousand nodes lost at once share one commit.
         await asyncio.gather(*(self._event(alarm) for alarm in [*kept.opened, *kept.ended]))

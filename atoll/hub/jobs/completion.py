@@ -51,7 +51,7 @@ def missing(job: Job) -> list[int]:
 
 
 def is_finished(member: Member, job: Job) -> bool:
-    """Return whether a member's work is finished: by itself, or by one with which it shares it."""
+    """Return whether a member's work is finished, by itself or by a member that shares it."""
     if member.state == MemberState.DONE:
         return True
     others = job.members.values() if shares_work(member, job) else ()
@@ -59,10 +59,10 @@ def is_finished(member: Member, job: Job) -> bool:
 
 
 def shares_work(member: Member, job: Job) -> bool:
-    """Return whether what a member has to do is what every member of its group has to do.
+    """Return whether a member does the same work as all members of its group.
 
-    A built-in trainer that has not come to its first round is a newcomer of the group. A script may
-    have another role as long as it takes part in no round.
+    A built-in trainer before its first round counts as a newcomer to the group. A script may have
+    another role as long as it takes part in no round.
     """
     if job.of_policies:
         return False
@@ -112,7 +112,7 @@ class RestartPolicy:
             member: Its record.
             node_is_there: Its node is connected.
             may_return: All members that have the state are lost: they get more time.
-            silent: It may never speak, and come back with its node.
+            silent: It may never register with the hub, and may come back with its node.
             program: Its own program failed.
         """
         now = self._clock.monotonic()
@@ -149,9 +149,9 @@ class RestartPolicy:
         self._since.pop((job, member.member, member.attempt - 1), None)
 
     def absent(self, job: Job) -> set[str]:
-        """Return the members that an elastic job ends without: they have had no place for long.
+        """Return the members without a place for `ABSENT_S`; an elastic job ends without them.
 
-        The absence of those that are back is forgotten.
+        The count starts anew for a member that was back meanwhile.
         """
         now, found = self._clock.monotonic(), set()
         for member in job.members.values():

@@ -126,7 +126,7 @@ class Deletions:
     Args:
         stores: What is durable.
         stop_work: Stops all work on the files of a job that has ended.
-        settled: Returns when whatever ends jobs has finished what it was doing.
+        settled: Waits until operations that end jobs are complete.
         tasks: Where the work runs.
         clock: Of the hub.
     """
@@ -180,11 +180,11 @@ class Deletions:
         Args:
             job: Which.
             keep_files: Leave its folder as it is.
-            by: Who wants it, for the event that stays.
+            by: Name of the requester, for the event, which is kept.
 
         Returns:
             What was removed, as :meth:`size` returns it, and `finished`: whether nothing is left;
-            else the rest goes by itself.
+            otherwise the rest is deleted in the background.
 
         Raises:
             HubError: it has not ended, or is not there any more.

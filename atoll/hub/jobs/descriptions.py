@@ -1,4 +1,4 @@
-"""What a job's members are made of, in a few words."""
+"""Short descriptions, for people, of what a job runs, how its members train, and their layout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _MODELS = {
 def describe_method(spec: JobSpec) -> str:
     """Return how the members of a job train together, e.g. `diloco int8 every 25`.
 
-    A script says that in itself.
+    Empty for scripts, which choose the method themselves.
     """
     if spec.job.command or spec.job.script or spec.kind == "rl":
         return ""

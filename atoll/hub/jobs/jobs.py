@@ -277,7 +277,7 @@ class Jobs:
         return await self._store_spec(record, spec)
 
     async def scale(self, job: str, *, least: int, most: int, data_slots: int) -> Job:
-        """Change how many members a job has; its data stays split into `deal` slots."""
+        """Change how many members a job has; its data is split into `data_slots`."""
         record = self.get(job)
         table = dataclasses.replace(record.spec.job, nodes=most, min_nodes=least)
         record.data_slots = 0 if data_slots == most else data_slots
@@ -327,10 +327,9 @@ class Jobs:
         return lambda connection: _update(connection, job, text)
 
     async def write_when_room(self, job: str, prepare: Callable[[], Write]) -> None:
-        """Write what has happened in a job, again and again until it is durable.
+        """Write what has happened in a job; retry until it is durable.
 
-        What has happened cannot be refused because the disk is full. Meanwhile the job's view says
-        what it waits for, and what to do.
+        A full disk must not undo what has happened. Meanwhile the job's view shows the error.
 
         Args:
             job: The job; it waits with this write.

@@ -19,8 +19,8 @@ MAX_TAIL = 50
 """Last lines of a process that are kept."""
 MAX_RESULT_BYTES = 256 * 1024
 MAX_TEXT, MAX_TEXTS = 8_192, 16
-"""Characters of one text of an error, or of one such line, and texts of an error. The record of a
-job is written as a whole, and shown."""
+"""Maximum characters of a text of an error or of a last line, and maximum texts of an error: the
+record of a job is always written as a whole."""
 
 _ENDS = frozenset(
     {

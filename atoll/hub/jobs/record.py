@@ -29,7 +29,7 @@ SILENT_KINDS = frozenset({"command", "container"})
 
 
 class Member(msgspec.Struct, kw_only=True):
-    """One training process of a job, or its reducer."""
+    """One process of a job: a member, or a follower on a further machine of its island."""
 
     member: str
     slot: int
@@ -51,7 +51,7 @@ class Member(msgspec.Struct, kw_only=True):
     serves: list[str] = []
     """host:port where it serves the committed state."""
     identity: str = ""
-    """Fingerprint of the key with which it meets other members."""
+    """Fingerprint of the key with which it authenticates to other members."""
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
@@ -233,7 +233,7 @@ def job_facts(job: Job) -> dict[str, Any]:
 def steps_of(spec: JobSpec) -> int:
     """Return the steps of a job: 0 if unknown; of an [rl] job the most of one policy.
 
-    A script decides itself when it ends, unless its job file declares another number than usual.
+    A script decides itself when it ends, unless its job file changes `steps` from the default.
     """
     if spec.kind == "rl":
         return max((role.steps for role in member_roles(spec.rl)), default=0)
@@ -245,7 +245,7 @@ def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
     """Return the progress of all policies of a job together, as a share of its steps.
 
     Args:
-        job: A job whose members have different things to do.
+        job: An [rl] job.
         steps: Slot -> steps of that member so far.
     """
     done: dict[str, int] = {}

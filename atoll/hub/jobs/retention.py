@@ -46,7 +46,7 @@ def expired_jobs(
         jobs: All that there are.
         keeping: How long they stay.
         now: Wall time.
-        resumable: Says of a job that stopped or failed whether it has something to go on from.
+        resumable: Returns whether a stopped or failed job can be resumed.
     """
     found = []
     for job in jobs:
@@ -55,7 +55,7 @@ def expired_jobs(
         age_days = (now - job.ended) / DAY_S
         limits = [limit for limit in (keeping.ended, keeping.resumable) if limit is not None]
         if not any(age_days > limit for limit in limits):
-            continue  # whatever kind it is: its folder need not be looked at
+            continue  # neither limit is reached: skip the check of its folder
         may_go_on = job.state != JobState.DONE and resumable(job)
         limit = keeping.resumable if may_go_on else keeping.ended
         if limit is not None and age_days > limit:

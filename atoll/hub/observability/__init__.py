@@ -1,5 +1,5 @@
 """Hub, observability: metrics, logs and events of jobs, and the history of the hub itself.
 
-It may import hub/db.
+It may import hub/db and quotas.
 Start reading at `metrics.py`.
 """

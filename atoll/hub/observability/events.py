@@ -55,7 +55,7 @@ class Events:
         self._clock = clock
         self._newest = LastIdCache()
         self._waiting: dict[str, tuple[asyncio.Event, int]] = {}
-        """Of a job's readers, set at its next event."""
+        """Job -> what wakes its readers, and the id of its newest event when they began to wait."""
         self._looking: asyncio.Task[None] | None = None
         self._gone: set[str] = set()
         """Deleted jobs: a late event must not recreate their folder."""
@@ -71,7 +71,7 @@ class Events:
     ) -> int:
         """Store one event and return its id.
 
-        On a full disk it is only logged, and 0 returned: what has happened still has to be handled.
+        On a full disk it is only logged, and 0 returned, so that the caller can go on.
         """
         write = self.storing(job, kind, text, member=member, fields=fields)
         try:
@@ -149,10 +149,10 @@ class Events:
                 await asyncio.sleep(LOOK_S)  # one is being written
 
     def _news(self, job: str) -> asyncio.Event:
-        """Return what is set when a job has another event.
+        """Return an asyncio event that is set when a job has a new entry.
 
-        Events become durable in transactions of others, in the writer thread, so one caller has to
-        look: one task for all readers, however many wait.
+        Entries are stored by the writer thread, inside transactions of any caller, which does not
+        wake readers. So one task polls for all of them.
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="look for events")

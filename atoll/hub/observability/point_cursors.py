@@ -14,18 +14,18 @@ CREATE TABLE IF NOT EXISTS point_cursors (
 """
 
 MAX_PROCESSES = 1_000
-"""Processes of one member that report, one after the other."""
+"""Most processes of one member that report metrics, restarts included."""
 
 Key = tuple[str, str, str]
 """Job, member and incarnation."""
 
 
 def first_cursor(connection: sqlite3.Connection, key: Key) -> int:
-    """Return the cursor of a process that has not reported to this process of the hub before.
+    """Return the cursor of a process that reports for the first time since the hub started.
 
     Raises:
-        LimitReached: it is one too many. All are remembered, and their bytes summed with every
-            report.
+        LimitReached: the member had too many processes. Each has a row, and every report sums the
+            bytes of all.
     """
     (others,) = connection.execute(
         "SELECT count(*) FROM point_cursors WHERE job = ? AND member = ? AND incarnation != ?", key

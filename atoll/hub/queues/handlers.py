@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
-    """Who asks: a session, or a JSON socket."""
+    """The sender of a request: a session, or a JSON socket."""
 
     @property
     def identity(self) -> Identity:
@@ -98,10 +98,10 @@ class QueueAccess:
             raise AuthError("the hub's own queues have no options", given=queue)
 
     def _check_shared(self, identity: Identity, queue: str) -> None:
-        """Refuse a program the queues of a job: those that jobs list have other names.
+        """Refuse a program the queues of a job; shared queues, which jobs list, have other names.
 
-        Also of one that does not exist yet: ids can be foreseen, and what waits there, or was put
-        there, would be the first in a queue of that job.
+        This includes jobs that do not exist yet: their ids are predictable, and a program that puts
+        or claims early would be first in the queue of such a job.
         """
         first = queue.partition("/")[0]
         if identity.role == "program" and (is_job_id(first) or self._jobs.knows(first)):

@@ -1,8 +1,8 @@
 """Messages of queues as JSON, for programs in any language: over HTTP and over a WebSocket.
 
 Beside the fields of `atoll.wire.queue_messages`, an item may have `value`, any JSON value, in place
-of `payload` (base64). Items that hold a JSON value are shown with `value` besides. `key` and
-`lease_s` may be left out: a random key, and 60 seconds.
+of `payload` (base64). Items that hold a JSON value are returned with `value` as well. `key` and
+`lease_s` may be left out; the defaults are a random key and 60 seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def as_message(fields: object, kind: type[M]) -> M:
         if isinstance(filled.get("items"), list):
             filled["items"] = [_with_payload(one) for one in filled["items"]]
         found = msgspec.convert(filled, kind, builtin_types=())
-        msgspec.msgpack.encode(found)  # half of a character, which JSON can name, is no text
+        msgspec.msgpack.encode(found)  # rejects lone surrogates, which JSON allows
         return found
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise _wrong(error) from error

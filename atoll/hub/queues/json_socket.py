@@ -6,8 +6,8 @@
     < {"id": 1, "done": {"seq": 1, "duplicate": false}}
     < {"id": 2, "error": {"kind": "...", "what": "...", ...}}
 
-Requests are handled at the same time: a claim that waits holds up nothing. What a closed connection
-had requested is handled to the end, but for claims and reads, which are withdrawn.
+Requests are handled concurrently: a waiting claim delays no other. When a connection closes, its
+claims and reads are cancelled; its other requests are completed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ VERBS: dict[str, type[Message]] = {
     "extend_many": QueueExtendMany, "release": QueueRelease, "publish": TopicPublish,
     "read": TopicRead, "topic_ack": TopicAck,
 }  # fmt: skip
-"""What `do` may say, and the message that it is."""
+"""Values of `do`, and the type of message of each."""
 
 MAX_OPEN = 256
 """Requests of one connection without an answer; more are refused."""
@@ -80,10 +80,9 @@ class JsonSockets:
 
     Args:
         handlers: Of the messages.
-        auth: Whose tokens are good.
-        sessions: What holds for connections holds for these, too: who may connect, and how much
-            may be sent.
-        hello_timeout_s: How long a token may take to come.
+        auth: Checks tokens.
+        sessions: Its rules on who may connect, and on how much may be sent, apply here, too.
+        hello_timeout_s: How long to wait for the token.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class JsonSockets:
         await _Connection(asker, self._handlers, send, self._sessions.pause_of).run(receive)
 
     async def _identify(self, scope: Scope, receive: Receive) -> Identity | None:
-        """Return who connects; None: it is gone again. Raises AuthError, ConfigError."""
+        """Return the client's identity; None: it disconnected. Raises AuthError, ConfigError."""
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         kind, _, token = headers.get("authorization", b"").decode("latin-1").partition(" ")
         if kind.lower() != "bearer":

@@ -123,7 +123,7 @@ class NatsBackend:
             await self._streams.remove(queue)
             self._queues.pop(queue, None)
         before = self._topics.get(queue, False)
-        self._topics[queue] = topic  # items that come while this is stored make the stream
+        self._topics[queue] = topic  # a put during the write creates the stream
         try:
             await self._records.store(OptionsRecord(queue, topic, options))
         except BaseException:

@@ -31,7 +31,7 @@ class _Family:
 
 
 class QueueRoom:
-    """The room of all queues but the hub's own.
+    """The byte quotas of all queues except the hub's own.
 
     The first part of a queue's name is its job, or the name that several jobs share.
     """
@@ -64,7 +64,7 @@ class QueueRoom:
         self.freed(state)
 
     def changed(self, state: QueueState, more: int) -> None:
-        """Count so many bytes more of a queue."""
+        """Record that a queue holds `more` bytes more than before."""
         self._families[_family_name(state)].nbytes += more
 
     def freed(self, state: QueueState) -> None:

@@ -99,7 +99,7 @@ class QueueState:
 
     @property
     def held_bytes(self) -> int:
-        """The same, and what is about to be stored."""
+        """`nbytes`, plus what is about to be stored."""
         return self.nbytes + self._reserved_bytes
 
     @property
@@ -190,7 +190,7 @@ class QueueState:
         self._producers.append(producer)
         if self.room is not None:
             self.room.waiting += 1
-            self.room.refusal(self, need.nbytes)  # noted: someone has to wait
+            self.room.refusal(self, need.nbytes)  # notes the limit in the ledger
         try:
             await asyncio.wait([producer.admitted], timeout=wait_s)
         except asyncio.CancelledError:
@@ -276,7 +276,7 @@ class Room(Protocol):
     """Producers that wait at any of its queues."""
 
     def changed(self, state: QueueState, more: int) -> None:
-        """Count so many bytes more of a queue."""
+        """Record that a queue holds `more` bytes more than before."""
         ...
 
     def left(self, state: QueueState, more: int) -> int:

@@ -95,11 +95,11 @@ class Topics:
         # Only now: while a read waits, items may come and be dropped again.
         missed = await self._dropped(topic, positions) > place
         if items and items[0].seq == place + 1:
-            missed = False  # none is between; those that were dropped since are here
+            missed = False  # no gap; items dropped since then are in `items`
         return TopicItems(items, positions.get(subscription, position), missed)
 
     async def _dropped(self, topic: str, positions: dict[str, int]) -> int:
-        """Return the number of the last item that was dropped before some had read it."""
+        """Return the number of the newest item that was dropped."""
         if drops := self._drops.get(topic):
             found = await self._queues.backend(topic).positions(topic)
             positions[DROPPED] = max(found.get(DROPPED, 0), positions.get(DROPPED, 0))

@@ -144,7 +144,7 @@ class Checkpoints:
 
         Args:
             job: Which job.
-            needed: Asked before anything is deleted; if not, nothing is.
+            needed: Called before anything is deleted; if it returns False, nothing is.
         """
         while True:
             newest = await self.newest(job)
@@ -179,7 +179,7 @@ class Checkpoints:
             )
 
         async with self._lock:
-            # To choose a checkpoint takes long; what was published since may be all that is left.
+            # Choosing a checkpoint takes long; one published since may be the only one left.
             rounds = set(await asyncio.to_thread(published, folder)) - passed_over
             gone = resume_round >= 0 and resume_round not in rounds
             if gone or (last and max(rounds, default=-1) > resume_round):
@@ -239,7 +239,7 @@ class Checkpoints:
         return published
 
     async def score(self, job: str, round_: int, loss: float) -> None:
-        """Note the held-out loss of a model in stages that was saved before it was measured."""
+        """Add the held-out loss to the manifest of a model in stages, if it was measured later."""
         name = f"{checkpoint_folder(round_)}/{MANIFEST_NAME}"
         async with self._lock:
             if not self.stages.names(job) or await self._files.stat(job, name) is None:
@@ -254,7 +254,7 @@ class Checkpoints:
                 await self._files.write(job, name, encode_manifest(scored))
 
     async def _score_all(self, job: str) -> None:
-        """Note what was measured of a model in stages since its checkpoints were complete."""
+        """Add held-out losses that were measured later to manifests of a model in stages."""
         if self.stages.names(job):
             for round_ in await asyncio.to_thread(published, self._jobs.folder(job)):
                 loss = await held_out_at(self._database, job, round_)
@@ -339,7 +339,7 @@ class Checkpoints:
             self._mixed.add((job, round_))
             given = ", ".join(f"{row[2].name}: {stamps[row[2].name]!r}" for row in strange)
             text = (
-                f"parts of round {round_} are not of the state of {SHARED_PART} and do not count: "
+                f"parts of round {round_} have another state than {SHARED_PART} and are ignored: "
                 f"{given}, not {stamps[SHARED_PART]!r}"
             )
             await self._events.add(job, "checkpoint-part-refused", text, member=strange[0][0])
@@ -386,7 +386,7 @@ class Checkpoints:
                 "DELETE FROM checkpoint_parts WHERE job = ? AND round < ?", (job, newest)
             )
 
-        async with self._lock:  # what is incomplete and older goes: nobody completes it meanwhile
+        async with self._lock:  # so that no older checkpoint is completed while it is deleted
             deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
             newest = await asyncio.to_thread(newest_complete, self._jobs.folder(job))
             await self._database.write(write)
@@ -395,4 +395,4 @@ class Checkpoints:
 
 
 async def _ignore(job: str, round_: int) -> None:
-    """Nothing follows."""
+    """Do nothing."""

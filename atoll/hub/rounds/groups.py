@@ -31,11 +31,11 @@ class Meeting:
     guests: frozenset[str] = frozenset()
     """Those of `members` that meet in other groups, too."""
     over: bool = False
-    """No round comes any more: guests that came too late for the last one take over its state."""
+    """No further round: guests that were too late for the last one take over its state."""
 
 
 class Meetings(Protocol):
-    """What decides about the groups of jobs that have several."""
+    """Decides which members meet in which group, for jobs that have several."""
 
     def groups(self, job: Job) -> int:
         """Return the number of groups; 0: an ordinary job, whose members all meet."""
@@ -62,7 +62,7 @@ class Meetings(Protocol):
         ...
 
     async def begin_again(self, job: str) -> None:
-        """An ended job is resumed: what was decided of its groups before is over."""
+        """An ended job is resumed: earlier decisions about its groups no longer hold."""
         ...
 
 
@@ -78,7 +78,7 @@ class RoundObserver(Protocol):
         ...
 
     def watched(self, job: str) -> frozenset[str]:
-        """Return the members with a strike, which have to show first that they compute."""
+        """Return the members with a strike, which must first prove that they compute."""
         ...
 
 
@@ -102,13 +102,13 @@ class AllTogether:
         return set()
 
     def gone(self, job: str, member: str) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
     def committed(self, job: str, verdict: Verdict, closing: int) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
     async def begin_again(self, job: str) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
 
 class Runtimes:
@@ -128,7 +128,7 @@ class Runtimes:
         return iter([runtime for runtimes in self._by_job.values() for runtime in runtimes])
 
     def open(self, job: str, runtimes: list[RoundRuntime]) -> None:
-        """Take up a job's runtimes, one per group."""
+        """Add a job's runtimes, one per group."""
         self._by_job[job] = runtimes
 
     def close(self, job: str) -> None:
@@ -167,7 +167,7 @@ class Runtimes:
     def gather(self, runtime: RoundRuntime) -> list[Effect]:
         """Let a group's round wait for those that meet in it now, and for no others.
 
-        A join for another closing ends: the member may hold less, or more, than is agreed on now.
+        A join for another closing is refused: its member may hold another state than is agreed on.
         """
         machine, job = runtime.machine, runtime.job
         if not runtime.grouped:

@@ -51,7 +51,7 @@ class RecoveryCoordinator:
         self._clock = clock
 
     async def wait_for(self, job: str, member: str) -> None:
-        """Let the rounds of a member's groups wait a bounded time: it takes over their states."""
+        """Let its groups' rounds wait a bounded time while a member takes over their states."""
         for runtime in self._rounds.runtimes.all_of(job, member):
             async with runtime.lock:
                 effects = runtime.machine.recover(member, self._clock.monotonic())

@@ -27,7 +27,7 @@ MODULE_WAITS = FixedWaits(grace_s=60.0, hold_s=10.0, timeout_s=300.0)
 
 ENDED = "the job has ended"
 QUIET = frozenset({ENDED, LEAVING, RECOVERING, BEHIND})
-"""Reasons for ending a wait that are not errors. Who is behind catches up: that is an event."""
+"""Reasons for ending a wait that are not errors; catching up has an event of its own."""
 
 
 class RoundWire(Protocol):
@@ -165,11 +165,11 @@ async def restore_runtimes(
             newest = max((plan.epoch for plan, _ in rows), default=0)
             machine.group, machine.groups = group, groups
             machine.whole = job.spec.meets_every_step
-            # The next one is above all epochs so far, of whatever number of groups.
+            # The next epoch is above all so far, even if the number of groups has changed.
             machine.epoch = newest // groups * groups + group
             machine.nodes_wanted, machine.min_nodes, machine.starting = 1, 0, False
             machine.stopping = False
-            if job.spec.dipaco.modules:  # its members have trained: only the lost do not come
+            if job.spec.dipaco.modules:  # all have trained already: only lost members are missing
                 machine.waits = MODULE_WAITS
             # A resumed job may have another number of groups: all count from its start again.
             known = [] if fresh else mine

@@ -208,7 +208,7 @@ class RoundService:
             for one in self.runtimes.of(job.job):
                 one.machine.register(member.member, dial=member.dial)
             own = leases.lease(member.member) if leases.cursors else None
-            # The stage of a SWARM's member, and its donors, are the ledger's to name.
+            # A SWARM's member learns its stage and its donors from the ledger instead.
             takes_part = not runtime.grouped and member.member not in machine.aside
             recover = machine.recovers and takes_part
             return Registered(

@@ -71,7 +71,7 @@ class StageParts:
 
         metadata = await asyncio.to_thread(read)
         if len({texts.get(STAMP, "") for texts in metadata}) != 1:
-            return []  # one is of steps that were given up; its successor comes
+            return []  # one is of abandoned steps and will be replaced
         entries = [
             msgspec.structs.replace(held[name], member=f"stage{stage}")
             for stage, name in enumerate(names)

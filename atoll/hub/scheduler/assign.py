@@ -1,8 +1,8 @@
 """Placement of waiting jobs by priority and age, without overtaking; pure functions.
 
-A waiting job *keeps* every node that it could use if it were empty: later jobs may only take nodes
-that it cannot use. So small jobs cannot overtake a large one for ever. A job that could not start
-even if all present nodes were empty keeps nothing.
+A waiting job *keeps* every node that it could use if the node were idle: later jobs may only take
+nodes that it cannot use. So small jobs cannot overtake a large one for ever. A job that could not
+start even if all present nodes were idle keeps nothing.
 
 The machines of an island are different nodes, of one network where that is known.
 """
@@ -25,7 +25,7 @@ from atoll.hub.scheduler.resources import (
 )
 
 LAN_BITS = {4: 24, 6: 64}
-"""Leading bits of their addresses by which private IPv4 and IPv6 addresses count as one network."""
+"""Prefix lengths by which private IPv4 and IPv6 addresses count as one network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def assign(
     """Return the assignment; it does not depend on the order of demands and places.
 
     Args:
-        asks: Who wants places.
+        asks: The requests of all jobs.
         places: All nodes.
         settling: More nodes are about to come back: a job keeps what it could use of those that
             are here, even if they are too few for it.
@@ -232,7 +232,7 @@ def assign(
             granted[ask.key] = nodes
         elif ask.essential:
             what = (ask.want, ask.least, total, len(granted))
-            if explained.get(job) != what:  # thousands that lack the same have one reason
+            if explained.get(job) != what:  # explain equal requests only once
                 short[job], explained[job] = _shortfall(ask, total, here, keepers), what
         elif not ask.running:
             short[job] = _shortfall(ask, total, here, keepers)
@@ -243,10 +243,10 @@ def assign(
 
 
 class _Room:
-    """How many processes of a demand each node takes: looked at once for demands that are alike.
+    """Caches how many processes of a demand each node takes, for equal demands of one job.
 
-    A job of ten thousand members may lack a quarter of them: a look at all nodes for each of these
-    took minutes.
+    A job of ten thousand members may lack a quarter of them: checking all nodes for each one took
+    minutes.
     """
 
     def __init__(self, here: Mapping[str, Capacity]) -> None:
@@ -269,7 +269,7 @@ class _Room:
         return found
 
     def refresh(self, nodes: Iterable[str]) -> None:
-        """Look again at nodes that got processes."""
+        """Recompute the entries of nodes that got processes."""
         for name in set(nodes):
             for known in self._known.values():
                 for want, most, found in known:
@@ -280,7 +280,7 @@ class _Room:
                         found.pop(name, None)
 
     def kept(self, nodes: Iterable[str]) -> None:
-        """Later demands may not have these nodes."""
+        """Withhold these nodes from later demands."""
         self._kept |= set(nodes)
         for known in self._known.values():
             for _, _, found in known:
@@ -325,10 +325,10 @@ def spread(
 
     Args:
         free: How many of these processes each node takes.
-        wanted: How many there are.
+        wanted: How many processes to place.
         beside: Processes of the job that live already.
         avoid: A node that is used only if there is no other.
-        places: The nodes, for how many slots each has left.
+        places: The nodes, which know their free slots; None: take `free` for that.
     """
     if sum(free.values()) < wanted:
         return []

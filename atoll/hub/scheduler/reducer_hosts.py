@@ -24,8 +24,8 @@ RETURN_S = 8.0
 """How long reducers of an earlier hub process may take to reconnect."""
 
 START_S = 20.0
-"""How long a launched reducer may take to connect before another one is launched. Every time it
-doubles, for the newer one takes the older one's place: on a slow machine none would ever arrive.
+"""How long a launched reducer may take to connect before another one is launched. It doubles with
+every launch: as the newer one replaces the older one, none would ever connect on a slow machine.
 """
 
 LONGEST_START_S = 160.0

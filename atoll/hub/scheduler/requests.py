@@ -141,7 +141,7 @@ class PlacementRequests:
     async def _is_due(self, job: Job, process: Member) -> bool:
         """Return whether to launch a missing member or follower again now."""
         if given_up(process, job):
-            said = process.failures >= MAX_FAILURES  # by who has given it up, e.g. an eviction
+            said = process.failures >= MAX_FAILURES  # already reported, e.g. by an eviction
             if self._relaunches.first_time(job.job, process.member) and not said:
                 failed = process.failures + 1
                 text = f"{process.node}'s worker is not started again: {failed} starts failed"
@@ -156,7 +156,7 @@ class PlacementRequests:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The live processes of a job, looked at once for all that it lacks."""
+    """The live processes of a job, computed once for all its demands."""
 
     whole: int
     """Members that live with all machines that they need."""
@@ -167,7 +167,7 @@ class Standing:
 
     @classmethod
     def of(cls, job: Job) -> Standing:
-        """Return that of a job."""
+        """Compute it from the job's record."""
         there: dict[int, list[str]] = {}
         for process in job.processes:
             if process.live:

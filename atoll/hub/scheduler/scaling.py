@@ -82,7 +82,7 @@ class Scaling:
         return anew
 
     def grace_s(self, job: Job) -> float:
-        """Return what members get to finish their round before the data is sharded anew."""
+        """Return the time for members to finish their round before the data is sharded anew."""
         return max(LEAST_GRACE_S, PERIODS_OF_GRACE * (job.measures.period_s or 0.0))
 
     async def send_away(self, job: Job) -> None:

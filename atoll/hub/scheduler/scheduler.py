@@ -129,7 +129,7 @@ class Scheduler:
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
         await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
         for runtime in self._rounds.runtimes.of(job.job):
-            # Of several groups no one ends before the others: `Meeting.last` says which is last.
+            # Several groups end together, after the round that `Meeting.last` marks.
             runtime.machine.stopping = not runtime.grouped
         self._stop_at[job.job] = self._clock.monotonic() + grace_s
 
@@ -280,7 +280,7 @@ class Scheduler:
         await self.reducers.lost(job, reducer)
 
     async def reckon(self) -> None:
-        """Handle processes that did not reconnect in time after a restart of the hub."""
+        """Launch reducers that did not reconnect in time after a restart of the hub."""
         await self.reducers.tick()
 
     # ------------------------------------------------------------------ the end of a job

@@ -1,5 +1,5 @@
 """Hub, security: tokens, tickets, certificates, and limits on unauthenticated connections.
 
-It may import hub/db and observability.
+It may import hub/db, quotas and observability.
 Start reading at `auth.py`.
 """

@@ -221,10 +221,10 @@ class Auth:
             permitted = scopes.pass_on(connection, digest, name=free) if role == PROGRAM else ()
             return Identity(cast("Role", role), free, queues=permitted)
 
-        try:  # a guess costs no transaction
+        try:  # a wrong ticket costs no write transaction
             await self._database.read(lambda c: tickets.check_known(c, digest))
             identity = await self._database.write(write)
-        except AuthError:  # a right ticket is good from every address
+        except AuthError:  # a valid ticket passes even from a rate-limited address
             self._check_failures(source)
             self._failures.note(source)
             raise
@@ -251,7 +251,7 @@ class Auth:
         return token
 
     def key_of_members(self, job: str) -> bytes:
-        """Return the key by which a job's members recognise each other; it outlives restarts."""
+        """Return the key by which a job's members authenticate each other; it outlives restarts."""
         return hmac.digest(self._secrets.members.encode(), f"members of {job}".encode(), "sha256")
 
     async def revoke_job(self, job: str) -> None:
@@ -286,7 +286,7 @@ class Auth:
                 connection.execute("DELETE FROM auth_tokens WHERE hash = ?", (hash_,))
                 if tell:
                     connection.execute("INSERT OR IGNORE INTO auth_shut_out VALUES (?)", (hash_,))
-            if tell:  # people know the machine by its name: no other gets it
+            if tell:  # so that no other machine or login gets the revoked name
                 connection.execute(
                     "INSERT OR IGNORE INTO auth_shut_out_names VALUES (?)", (identity.name,)
                 )

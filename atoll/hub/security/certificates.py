@@ -54,10 +54,10 @@ FOLDER = "tls"
 
 CA, CA_KEY, OWN = "ca.pem", "ca.key", "hub.pem"
 NEXT = "next-"
-"""Front of the names of the authority that is to replace the present one."""
+"""Prefix of the files of the authority that is to replace the present one."""
 
 SWITCH = "switch"
-"""File with the time (seconds since 1970) at which it does."""
+"""File with the time of that replacement, in seconds since 1970."""
 
 FILES = (CA, CA_KEY, OWN, NEXT + CA, NEXT + CA_KEY, SWITCH)
 
@@ -65,7 +65,7 @@ AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 365
 NODE_DAYS = 30
 """Validity of certificates. A node renews its own every few days, see
-:data:`atoll.node.identity.tls_identity.RENEW_AT`, so that this is how long it may be off."""
+:data:`atoll.node.identity.tls_identity.RENEW_AT`, and can be off for at most this long."""
 
 FINGERPRINT_DIGITS = 40
 """Hexadecimal digits of the authority's SHA-256 in a ticket: 160 bits."""
@@ -93,7 +93,7 @@ class Authority:
     def __init__(self, folder: Path, *, clock: Clock, front: str = "") -> None:
         """Load or create the authority; raises HubError if its files are damaged.
 
-        `front`: of the names of its files.
+        `front` is the prefix of its file names.
         """
         self._clock = clock
         self.ca = folder / f"{front}{CA}"
@@ -129,9 +129,9 @@ class Authority:
     # --------------------------------------------------------------- certificate of the hub
 
     def refresh(self, names: Sequence[str], *, anew: bool = False) -> bool:
-        """Renew the hub's certificate if missing, expiring or without `names`; return whether.
+        """Renew the hub's certificate if it is missing, expires soon or has other names.
 
-        With `anew`, always.
+        With `anew` it is renewed in any case. Returns whether it was renewed.
         """
         if not anew and self._still_good(names):
             return False

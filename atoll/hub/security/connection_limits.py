@@ -48,7 +48,7 @@ REMEDY = (
 )
 
 FLOOD = 128
-"""Unauthenticated connections at once from which on memory is returned when they have gone."""
+"""Peak of unauthenticated connections after which freed memory is returned to the system."""
 
 
 class Peer(Protocol):
@@ -158,12 +158,12 @@ class ConnectionLimiter:
     def settle(self) -> bool:
         """Return the memory of a flood that is over to the system; return whether one was.
 
-        What many connections have left lies scattered: the allocator keeps it unless asked.
+        The allocator keeps the fragmented memory of many closed connections unless asked.
         """
         if self._most < FLOOD or len(self._strangers) > self._most // 4:
             return False
         self._most = len(self._strangers)
-        gc.collect()  # connections are cycles
+        gc.collect()  # connections are reference cycles
         return release_memory()
 
     def mark_authenticated(self, slot: ConnectionSlot, peer: Peer) -> None:

@@ -20,9 +20,9 @@ class HubSecrets(msgspec.Struct, frozen=True):
     limited: dict[str, str] = {}
     """Tickets of `--ticket-uses`, by number of uses; the same after every start."""
     members: str = msgspec.field(default_factory=new_token)
-    """Of which the keys of members are made; no rotation changes it, as jobs run with them."""
+    """Members' keys are derived from it. Never rotated, because running jobs use those keys."""
     former: dict[str, float] = {}
-    """SHA-256 of operator tokens that were replaced -> how long they are good, s since 1970."""
+    """SHA-256 of replaced operator tokens -> time at which they expire, seconds since 1970."""
 
 
 def load_or_make(folder: Path) -> HubSecrets:

@@ -13,7 +13,7 @@ def may_use_queue(identity: Identity, queue: str, *, shared: Iterable[str] = ())
 
     A node has `node/ITS-ID`. A job has the queues that start with `ITS-ID/`, those in `shared`
     (`[job] queues` of its spec), and those below one of these (`a/b` of `a`). A program has all
-    that are shared, or those below the names of its ticket; who calls this refuses those of a job.
+    that are shared, or those below the names of its ticket; the caller refuses queues of a job.
     """
     if identity.role == "operator":
         return True

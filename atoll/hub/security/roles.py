@@ -1,4 +1,4 @@
-"""Who may ask the hub for something: roles, and the owner of a token."""
+"""Roles of the hub's clients, and the identity that a token stands for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEOPLE: tuple[Role, ...] = ("operator", "viewer")
 PROGRAM: Role = "program"
 """Role of programs that use queues without a job."""
 LOGINS: tuple[Role, ...] = (*PEOPLE, PROGRAM)
-"""Roles for which a ticket is exchanged by a login."""
+"""Roles that exchange a ticket for a login."""
 
 
 @dataclass(frozen=True, slots=True)

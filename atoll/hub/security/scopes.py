@@ -20,10 +20,10 @@ MOST_SCOPES = 64
 
 
 def checked_scopes(queues: Sequence[str], *, role: str) -> tuple[str, ...]:
-    """Return the names below which a ticket permits queues, if they can be names of shared ones.
+    """Check and return the names below which a ticket permits queues, without duplicates.
 
     Raises:
-        ConfigError: the ticket is for no program, or a name is none that programs may use.
+        ConfigError: the ticket's role is not `program`, or programs cannot use such a name.
     """
     if queues and role != "program":
         raise ConfigError(
@@ -51,7 +51,7 @@ def is_below(queue: str, scopes: Sequence[str]) -> bool:
 
 
 def set_for_ticket(connection: sqlite3.Connection, ticket: str, queues: Sequence[str]) -> None:
-    """Store what a ticket permits, by its hash."""
+    """Store the names that a ticket permits; `ticket` is its hash."""
     if queues:
         text = msgspec.json.encode(queues).decode()
         connection.execute(
@@ -60,7 +60,7 @@ def set_for_ticket(connection: sqlite3.Connection, ticket: str, queues: Sequence
 
 
 def pass_on(connection: sqlite3.Connection, ticket: str, *, name: str) -> tuple[str, ...]:
-    """Give what a ticket permits to the login that has used it, and return it."""
+    """Copy the names that a ticket permits to the login that used it; return them."""
     queues = of_ticket(connection, ticket)
     connection.execute("DELETE FROM auth_program_queues WHERE name = ?", (name,))
     if queues:
@@ -85,7 +85,7 @@ def read_scopes(text: str | None) -> tuple[str, ...]:
 
 
 def forget_tickets(connection: sqlite3.Connection) -> None:
-    """Delete what is known of tickets that no longer exist."""
+    """Delete the names of tickets that no longer exist."""
     connection.execute(
         "DELETE FROM auth_ticket_queues WHERE hash NOT IN (SELECT hash FROM auth_tickets)"
     )

@@ -1,9 +1,8 @@
 """Secrets of users, e.g. keys of services: encrypted in the database, given to processes of jobs.
 
-AES-256-GCM with a key of the hub, a file of its own beside the database that no backup contains,
-with the name of the secret as associated data. So a copy of the database shows names only, and one
-row cannot be put in the place of another. It does not protect from a person who can read the hub's
-data folder.
+AES-256-GCM. The key is in a separate file beside the database, which no backup contains; the name
+of the secret is the associated data. A copy of the database therefore reveals names only, and rows
+cannot be swapped. It does not protect from a person who can read the hub's data folder.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class Secrets:
             raise HubError(
                 f"the secret {name} cannot be read",
                 given=f"another key in {self._file}",
-                remedy=f"put the file {KEY_FILE} of that time there, or set it again: "
+                remedy=f"restore the {KEY_FILE} with which it was set, or set it again: "
                 f"atoll secret set {name}",
             ) from None
 

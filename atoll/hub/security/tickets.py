@@ -57,7 +57,7 @@ _FROM = "auth_tickets t LEFT JOIN auth_ticket_facts f USING (hash)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTicket:
-    """What a ticket lets in, and who made it when."""
+    """What a new ticket permits, and its origin."""
 
     role: TicketRole = "node"
     uses: int | None = None
@@ -70,7 +70,7 @@ class NewTicket:
     """Seconds since 1970."""
     made_by: str
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """Limits of those who come with it, by name of the quota; others have the hub's."""
+    """Quota name -> limit of each node or login that uses it; other quotas are the hub's."""
     queues: Sequence[str] = ()
     """Names below which a program may use queues; empty: all that are shared."""
 

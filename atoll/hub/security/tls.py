@@ -96,9 +96,9 @@ class TlsFiles:
         _finish_switch(self._folder)
         self.authority = Authority(self._folder, clock=clock)
         self.next: Authority | None = None
-        """The authority that is to replace it: nodes get certificates of it already."""
+        """The authority that will replace the present one; it already signs nodes' certificates."""
         self.switch_at = 0.0
-        """When it does, seconds since 1970."""
+        """Time of that replacement, seconds since 1970."""
         self.on_switch: Callable[[], None] = lambda: None
         if (self._folder / SWITCH).exists():
             self.next = Authority(self._folder, clock=clock, front=NEXT)
@@ -162,7 +162,7 @@ class TlsFiles:
     def refresh(self) -> None:
         """Renew the hub's certificate if needed, change the authority when it is time.
 
-        New connections use what is new.
+        Only new connections use the new ones.
         """
         if self.next is not None and self._clock.wall() >= self.switch_at:
             self._switch()
@@ -181,8 +181,9 @@ class TlsFiles:
     def rotate_authority(self, *, overlap_s: float) -> float:
         """Make another authority, which replaces the present one after `overlap_s`; return when.
 
-        Until then nodes and people that connect pin it, and nodes get certificates of it. 0: at
-        once; then all have to join and log in again. Raises HubError if the certificate was given.
+        Until then clients that connect pin it too, and it signs nodes' certificates. With 0 the
+        change is immediate, and all have to join and log in again. Raises HubError if the
+        certificate was given.
         """
         self._check_own()
         for name in (SWITCH, NEXT + CA, NEXT + CA_KEY, NEXT + OWN):
@@ -225,7 +226,7 @@ class TlsFiles:
 
 
 def _finish_switch(folder: Path) -> None:
-    """Do the rest of a change of authorities that began with the key, also after a crash."""
+    """Finish a change of authorities after its key was replaced, also after a crash."""
     if (folder / f"{NEXT}{CA_KEY}").exists():
         return
     if (folder / f"{NEXT}{CA}").exists():

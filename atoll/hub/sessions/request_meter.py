@@ -1,7 +1,7 @@
-"""How many frames a session or a token may send: those above are read later, not refused.
+"""Limits the rate of frames from a session or a token: excess frames are read later, not refused.
 
-An honest process never notices; one that floods is slowed by its own connection, on which the hub
-stops to read, so that the others' rounds and pages keep their time.
+A normal process never reaches the limit. The hub pauses reading from one that floods, so that the
+rounds and pages of others are not delayed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _QUEUE = (
 
 
 def cost_of(body: Message, nbytes: int) -> float:
-    """Return as how many frames a control message of so many bytes counts."""
+    """Return the cost of a control message of `nbytes`, in frames."""
     if isinstance(body, _QUEUE):
         items = ITEM_COST * max(0, len(_items(body)) - 1)
         return 1.0 + QUEUE_COST + items + nbytes // ITEM_BYTES_PER_FRAME
@@ -99,7 +99,7 @@ class RequestMeter:
         self._level, self._at = 0.0, 0.0
 
     def idle(self, now: float) -> bool:
-        """Return whether all that was counted has run out."""
+        """Return whether the bucket is empty."""
         return self._level <= (now - self._at) * self.rate
 
     def took(self, now: float, cost: float = 1.0, *, most_s: float = MOST_PAUSE_S) -> float:

@@ -67,7 +67,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 TURN_S = 0.002
-"""After so long the others have their turn, however much of one session has come already."""
+"""A session yields to the others after this time, even if more of its frames have arrived."""
 
 STALLED_S = 2.0
 """A longer pause between two sweeps means that the hub itself stalled, not its peers."""
@@ -98,7 +98,7 @@ class Session:
     notices: int = 0
     """Notices that are being handled."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Its reports are stored one after the other, see `Router`."""
+    """Its reports are stored one after the other, see `MessageRouter`."""
     meter: RequestMeter = field(default_factory=RequestMeter)
     source: str = ""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
@@ -155,7 +155,7 @@ class Sessions:
         self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
         """Raises AuthError or LimitReached if a connection may not use an identity."""
         self.limits_of: Callable[[str], dict[str, int]] = lambda address: {}
-        """What the process at an address has to keep to, for its Welcome."""
+        """Returns the limits of the process at an address, sent in its Welcome."""
         self.pause_of: Callable[[Identity, float], float] = lambda identity, cost: 0.0
         """Counts frames of a token; returns the seconds to wait before its next one is read."""
         self.stranger_pause_of: Callable[[str], float] = lambda source: 0.0
@@ -221,7 +221,7 @@ class Sessions:
         try:
             hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
             self.admit(identity, scope)
-            if pause_s := self.pause_of(identity, HTTP_COST):  # of who connects ever again
+            if pause_s := self.pause_of(identity, HTTP_COST):  # reconnects too often
                 await asyncio.sleep(pause_s)
                 # Its token may have been revoked meanwhile.
                 hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
@@ -314,7 +314,7 @@ class Sessions:
         turn = clock.monotonic()
         while True:
             message = await receive()
-            if clock.monotonic() - turn > TURN_S:  # what has come already is received at once
+            if clock.monotonic() - turn > TURN_S:  # `receive` does not yield if a frame is queued
                 await asyncio.sleep(0.0)
                 turn = clock.monotonic()
             if message["type"] != "websocket.receive":

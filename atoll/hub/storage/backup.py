@@ -209,12 +209,12 @@ class _Copying:
         try:
             self.file(source, name)
         except FileNotFoundError:
-            self.left_out.append(f"{name}: no longer referenced when it was to be copied")
+            self.left_out.append(f"{name}: deleted before it was copied")
 
     def job(self, folder: Path, name: str) -> None:
         """Copy a job's folder; checkpoints last, newest first."""
         if not folder.is_dir():
-            self.left_out.append(f"{name}: its folder is not there")
+            self.left_out.append(f"{name}: its folder is missing")
             return
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder)

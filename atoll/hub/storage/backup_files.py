@@ -110,7 +110,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folders(root: Path) -> None:
-    """Flush the directory entries in and below a folder to disk, where there is a need."""
+    """Flush the directory entries in and below a folder to disk, on systems that need it."""
     for folder in [*(path for path in root.rglob("*") if path.is_dir()), root, root.parent]:
         flush_folder(folder)
 

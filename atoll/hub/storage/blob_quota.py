@@ -1,4 +1,4 @@
-"""How many blobs each token has sent, and of how many bytes; counted from the table of senders."""
+"""Quotas on the blobs that each token has sent, counted from the table of senders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BlobQuota:
     async def arriving(
         self, holder: Holder, sha256: str, announced: int
     ) -> AsyncIterator[BlobArrival]:
-        """Count a blob while it arrives; raises LimitReached if there is no room for it."""
+        """Count a blob while it is uploaded; raises LimitReached if it would exceed a quota."""
         arrival = BlobArrival(self, holder, sha256)
         known = await self._database.read(lambda connection: _sent(connection, holder, sha256))
         if known:  # sent before, and counted
@@ -51,7 +51,7 @@ class BlobQuota:
                 del self._arriving[holder], self._arriving_bytes[holder]
 
     async def forget_missing(self, exists: Callable[[str], bool]) -> None:
-        """No longer count blobs that are gone."""
+        """Stop counting blobs that no longer exist."""
         known = await self._database.read(
             lambda connection: [
                 row[0] for row in connection.execute("SELECT DISTINCT sha256 FROM blob_senders")
@@ -89,18 +89,18 @@ class BlobQuota:
 
 
 class BlobArrival:
-    """One blob that arrives."""
+    """The upload of one blob."""
 
     def __init__(self, quota: BlobQuota, holder: Holder, sha256: str) -> None:
         self._quota, self._holder, self._sha256 = quota, holder, sha256
         self.counts = True
         """Whether it is new for its holder."""
         self.reserved = 0
-        """Bytes for which there is room."""
+        """Bytes counted so far for the holder."""
         self._nbytes = 0
 
     async def reserve(self, more: int) -> None:
-        """Reserve room for so many bytes more; raises LimitReached if there is none."""
+        """Count `more` bytes for the holder; raises LimitReached if they would exceed the quota."""
         if self.counts:
             await self._quota._check(Kind.BLOB_BYTES, self._holder, more)
             self._quota._arriving_bytes[self._holder] += more

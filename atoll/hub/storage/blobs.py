@@ -95,8 +95,8 @@ class Blobs:
     ) -> int:  # fmt: skip
         """Store the bytes under their hash and return their number; existing blobs are unchanged.
 
-        They count for `holder` until the blob is deleted; `announced` bytes are to come, if the
-        sender said so.
+        They count for `holder` until the blob is deleted. `announced` is the size that the sender
+        declared, or 0.
 
         Raises:
             ConfigError: `sha256` is not a SHA-256.
@@ -167,7 +167,7 @@ class Blobs:
                 return sum(self._delete(connection, sha256) for sha256 in some)
 
             deleted += await self._database.write(delete)
-        if self._quota is not None:  # a restored backup has no unreferenced blobs
+        if self._quota is not None:  # backups omit unreferenced blobs, but count them
             await self._quota.forget_missing(lambda sha256: self.path(sha256).exists())
         return deleted
 

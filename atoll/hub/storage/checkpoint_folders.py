@@ -1,4 +1,4 @@
-"""The checkpoints in a job's folder: which are complete, and how old or damaged ones go."""
+"""Checkpoints in a job's folder: finds complete ones, removes old ones, renames damaged ones."""
 
 from __future__ import annotations
 

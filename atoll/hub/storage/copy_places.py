@@ -12,7 +12,7 @@ NETWORK = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "adl", "abfs", "abfss", "oss", "oci", "hdfs", "webhdfs"}
     | {"hf", "sftp", "ssh", "ftp", "smb", "http", "https", "dropbox", "memory"}
 )
-"""Schemes of fsspec that name another machine. All others count as a path of this one."""
+"""Schemes of fsspec without access to files of this machine; all others count as its paths."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CopyPlaces:
         if not url or (separator and scheme in NETWORK and "::" not in url):
             return
         path = rest if separator else url
-        # Without links and `..`, however the driver reads `%2e`.
+        # Resolves links and `..`, with and without decoding `%2e`: drivers differ.
         real = {Path(path).resolve(), Path(unquote(path)).resolve()}
         opened = [folder.resolve() for folder in self.folders]
         inside = all(any(one.is_relative_to(folder) for folder in opened) for one in real)

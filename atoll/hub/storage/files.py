@@ -98,8 +98,8 @@ class Files:
     ) -> FileInfo:  # fmt: skip
         """Store the bytes atomically; an empty `sha256` is not checked.
 
-        `announced` are the bytes that are to come, if the sender said so. What the hub itself makes
-        of accepted files is not `limited`.
+        `announced` is the size that the sender declared, or 0. Files that the hub itself makes from
+        accepted ones are not `limited`.
 
         Raises:
             LimitReached: the job has too many bytes; an existing file of that name is intact.
@@ -130,7 +130,7 @@ class Files:
                 )
                 self._check_there(job, name)
                 status = await asyncio.to_thread(upload.put_in_place, temporary, path)
-            if job in self._gone:  # its other files may stay
+            if job in self._gone:  # delete only this one: the others may be kept
                 await asyncio.to_thread(_take_back, path, self._jobs_dir)
             self._check_there(job, name)
         finally:

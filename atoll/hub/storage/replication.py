@@ -30,16 +30,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a job's place for copies is opened."""
+    """How the target of a job's copies is opened."""
 
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Options of its fsspec driver."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The secrets among their values, by name, to hide them in messages."""
+    """Name -> value of the secrets among the options, to redact them in messages."""
 
 
 async def _without_options(job: str) -> Access:
-    """Default: the driver takes all from the hub's own environment."""
+    """Default: the driver reads its options from the hub's environment."""
     return Access()
 
 
@@ -129,7 +129,7 @@ class Replicator:
                 await self._tell(job, line)
             return await process.wait()
         except OSError as error:
-            logger.warning("copies of %s: %s", job, error)
+            logger.warning("the process that copies checkpoints of %s failed: %s", job, error)
             return 1
         finally:
             if process.returncode is None:

@@ -1,4 +1,4 @@
-"""Restores a hub from a backup and reconciles its records with the time since.
+"""Restores a hub from a backup and reconciles its records with what members did since.
 
 Members may know rounds and attempts that the restored database does not. Therefore attempt numbers
 (epochs) continue far above any that the lost hub can have used, and every open attempt counts as

@@ -76,8 +76,7 @@ class Agent:
     ) -> None:
         """Serve on the connected link of a node; jobs get folders under ``home/jobs``.
 
-        Workers, of which `slots` run at once, reach the identity's hub by `endpoint`; None: as the
-        identity says.
+        Up to `slots` workers run at once. They reach the hub by `endpoint`; None: the identity's.
         """
         self._link = link
         self._queue = f"node/{identity.node}"
@@ -199,7 +198,7 @@ class Agent:
             self._reports.tell(Drain(draining=False))
 
     async def leave(self, *, reason: str = "the node leaves", grace_s: float | None = None) -> None:
-        """End every process, send the last reports that fit into that time, stop all tasks."""
+        """End every process within `grace_s`, wait briefly for the last reports, stop all tasks."""
         self._draining.setdefault("leave", reason)
         if self._link.connected:
             self._reports.tell(Drain(draining=True, reason=reason, leaving=True))

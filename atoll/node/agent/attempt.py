@@ -144,7 +144,7 @@ class Attempt:
         await asyncio.wait([report])
 
     async def stop(self, *, grace_s: float, leaving: bool = False) -> None:
-        """Let it end, or never start; kill it after `grace_s`."""
+        """Ask it to end, or cancel its start; kill it after `grace_s`."""
         self.stopping = True
         self.leaving = self.leaving or leaving
         if self._process is None:
@@ -261,7 +261,7 @@ class Attempt:
             self._reported = machine.reports.spawn(self._tell_running(self._reported))
 
     def _fetch_secrets(self) -> Mapping[str, str]:
-        """Return the values of the job's secrets, which only its own token opens."""
+        """Return the values of the job's secrets; only the job's own token may read them."""
         machine, command = self._machine, self.command
         with HubClient(machine.hub, command.token, endpoint=machine.endpoint) as client:
             return client.secrets_of(command.job)

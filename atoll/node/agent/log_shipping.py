@@ -1,7 +1,7 @@
 """Output of processes on its way to the hub: one bounded queue per member, each line once.
 
 Lines are numbered per member over all its attempts, because the hub keeps one count per member and
-agent. Of a member that has ended, with all lines shipped, only that number is kept.
+agent. Once a member has ended and all its lines are shipped, only that number is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 WAITING_LINES = 20_000
 """Lines of one process that wait while the hub is unreachable; its output file has all of them."""
 GATHER_S = 0.05
-"""A process that prints line by line would be a message for each: 20 a second are enough."""
+"""How long lines are collected: at most 20 messages a second, instead of one for each line."""
 
 Key = tuple[str, str]
 

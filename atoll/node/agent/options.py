@@ -91,7 +91,7 @@ class Machine:
     nice: int = 0
     trusted_keys: Sequence[str] = ()
     sandbox: Sandbox | None = None
-    """For processes of jobs; None: they run as any program of this user."""
+    """Isolation of processes of jobs; None: they run as any program of this user."""
 
     def client(self) -> HubClient:
         """Return a client of the hub for this node; the caller closes it."""

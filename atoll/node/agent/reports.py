@@ -56,7 +56,7 @@ class Reports:
         return self.tell(ProcessState(job, member, state, attempt=attempt, **more))
 
     async def deliver(self, body: Message) -> None:
-        """Report something, for as long as the hub is unreachable; only a refusal ends it."""
+        """Send a report; repeat it until the hub accepts or refuses it, or the link has failed."""
         waits = backoff()
         while self._link.failed is None:
             try:

@@ -153,7 +153,7 @@ class AgentSession:
     async def _offer(self, agent: Agent, policy: OwnerPolicy, pause: Pause) -> None:
         offer = policy.offer(paused=pause.text)
         if self._manners.error:
-            said = f"the policy has a mistake, what was valid before holds: {self._manners.error}"
+            said = f"the policy is invalid, the previous one stays in force: {self._manners.error}"
             offer = msgspec.structs.replace(offer, text=[*offer.text, said])
         await agent.set_offer(
             offer,

@@ -65,11 +65,11 @@ class OwnerPolicy:
     """Megabits per second from the hub, for each process."""
     device: DeviceSetting = "auto"
     """Device of the work: `auto` (what is there), `cpu` (the accelerator stays the owner's), or one
-    of several, e.g. `cuda:1`. It counts before a job's `[job] device`."""
+    of several, e.g. `cuda:1`. It overrides a job's `[job] device`, unless that is `cpu`."""
     nice: int = 0
     """Niceness of the work, 0 to 19; higher yields more to the owner."""
     kinds: list[str] = dataclasses.field(default_factory=lambda: list(KINDS))
-    """Kinds of job: `trainer`, `script`, `command`, `container`, `signed`."""
+    """Kinds of job: `trainer`, `rl`, `script`, `command`, `container`, `signed`."""
     sandbox: Annotated[str, one_of("off", "on")] = "off"
     """`on`: processes of jobs see the system, Python, `readable` and their own folder, nothing else
     of this machine's files and processes. Linux with Landlock."""

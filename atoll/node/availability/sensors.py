@@ -1,6 +1,6 @@
 """Sensors of a machine: battery, activity of the owner, lid, metered network.
 
-They read files of the system or run its small programs, no more often than useful.
+They read system files or run small programs, the latter at most every `SLOW_S` seconds.
 """
 
 from __future__ import annotations

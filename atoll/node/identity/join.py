@@ -18,7 +18,7 @@ from atoll.wire.messages import NodeInfo
 log = logging.getLogger(__name__)
 
 CERTIFICATE_CHECK_S = 600.0
-"""Interval of checks whether the certificate, or the hub's authority, is to change."""
+"""Interval of checks whether the certificate has to be renewed."""
 
 
 def enter_cluster(
@@ -75,8 +75,8 @@ def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
 def renew_if_due(me: Identity) -> bool:
     """Renew the certificate if little of its life is left; return whether it was renewed.
 
-    Also if the hub has another authority since. It keeps its key and replaces the file, which the
-    next connection uses. Raises AtollError if the hub did not issue it.
+    It is also renewed if the hub has changed its authority. The key stays the same; the next
+    connection uses the new file. Raises AtollError if the hub issues no certificate.
     """
     if not me.certificate:
         return False

@@ -26,7 +26,7 @@ def pair(found: FoundHub, code: str, *, proxy: str = "") -> Ticket:
 
     Raises:
         WrongCode: the hub has another code; `given` says how many tries are left.
-        AuthError: the hub has no open code, or what answers does not know the code.
+        AuthError: the hub has no open code, or the server there does not know the code.
         ConfigError: this is not a code, or the hub does not pair.
         HubUnreachable: no hub answers.
     """
@@ -39,7 +39,7 @@ def pair(found: FoundHub, code: str, *, proxy: str = "") -> Ticket:
         done = client.finish_pairing(answer.exchange, keys.mac_a)
     if not hmac.compare_digest(done.proof, keys.mac_b):
         raise AuthError(
-            "what answers there does not know the pairing code",
+            "the server at this address does not know the pairing code",
             given=found.url,
             remedy="if this repeats, the connection may be intercepted: use a ticket",
         )

@@ -64,7 +64,7 @@ def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0)
     found = pinned.fingerprint_of(der)
     if not hmac.compare_digest(found, ticket.fingerprint):
         raise AuthError(
-            "what answers there is not the hub of this ticket",
+            "the server at this address is not the hub of this ticket",
             given=f"an authority with fingerprint {found}" if der else "no certificate authority",
             expected=ticket.fingerprint,
             remedy="ask for a fresh ticket; if this repeats, the connection may be intercepted",

@@ -53,7 +53,7 @@ class RankExit:
 
     @classmethod
     def of_lost_machine(cls, follower: str, *, had: range, ranks: int, why: str) -> RankExit:
-        """Return the exit of the first of a lost host's ranks `had`, of `ranks` in the island."""
+        """Return an exit for a lost host that had the ranks `had` of `ranks`, by its first rank."""
         numbers = f"rank {had[0]}" if len(had) == 1 else f"ranks {had[0]} to {had[-1]}"
         error = RankLost(
             "a machine of an island is gone",

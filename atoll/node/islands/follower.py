@@ -150,7 +150,7 @@ class FollowerSupervisor:
     def serve(self) -> bool:
         """Obey the leader until it is lost, or this process is asked to leave.
 
-        Returns whether ranks were started, after which this leader needs it no more.
+        Returns whether ranks were started; if so, do not connect to this leader again.
         """
         self._link.run(self._news.put, lambda why: self._news.put(_Lost(why)))
         try:

@@ -68,11 +68,11 @@ class LocalRanks:
         self, places: Sequence[RankPlace], *, own_address: str, spec_file: Path,
         number: int = 0, ordered: bool = False, planned: bool = False, **more: str,
     ) -> None:  # fmt: skip
-        """Let ranks with the job file `spec_file` meet at `own_address`; raises JobError.
+        """Run a rank in each of the places with the job file `spec_file`; raises JobError.
 
-        Ranks that live take the places, their own if it is among them; those left over are killed,
-        or, in a `planned` start, end with their island. The rest are started, with `more`
-        variables. With `ordered` they can go on in other places at a later start.
+        `own_address` selects the network interface. Living processes are reused, for their own rank
+        if it is among the places; surplus ones are killed or, in a `planned` start, end after the
+        round. New ones get the variables `more`; with `ordered` a later start can reuse them.
         """
         defaults = _defaults(len(places), own_address)
         more |= {"ATOLL_SPEC": str(spec_file)}
@@ -170,7 +170,7 @@ class LocalRanks:
         self._readers.append(reader)
 
     def _rank_of(self, popen: subprocess.Popen[bytes]) -> int | None:
-        """Return the present rank of a process; None: it is none any more."""
+        """Return the present rank of a process; None: it has none any more."""
         with self._changing:
             return next((rank for rank, one in self._ranks.items() if one is popen), None)
 
@@ -193,7 +193,7 @@ class LocalRanks:
 
 
 def _let_end(popen: subprocess.Popen[bytes]) -> None:
-    """Close the input of a rank, which then waits for no order after its island's end."""
+    """Close the input of a rank, so that it exits after its island's end without waiting."""
     if popen.stdin is not None:
         with suppress(OSError):
             popen.stdin.close()

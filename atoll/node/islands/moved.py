@@ -1,4 +1,4 @@
-"""What a rank goes on with after an order to another place."""
+"""The place, job and start with which a rank continues in another mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.island.start_phase import StartReport
 def moved(
     order: MorphOrder, environment: WorkerEnvironment
 ) -> tuple[RankPlace, JobSpec, StartReport]:
-    """Return place, job and start of a rank after an order."""
-    gc.collect()  # what is left of the parts in the former mesh
+    """Return the new place, job and start report of a rank that carries out an order."""
+    gc.collect()  # frees what is left of the former mesh
     spec = config.worker_spec(replace(environment, spec=order.job_file))
     return order.place, spec, StartReport(environment.directory, rank=order.place.rank)

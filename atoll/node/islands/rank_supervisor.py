@@ -2,10 +2,10 @@
 
 It loads no torch. When a rank dies the island ends, because the other ranks wait for it in
 collectives. The hub launches the member again, and the new ranks recover the committed state from
-the other members. Only an elastic island whose rank 0 lives goes on: the processes stay, and meet
-again in another mesh; when a machine comes, or leaves with notice, after a round, with the state
-that they have. If an island has several hosts, the supervisor on the first one leads those
-on the others: it orders which ranks to start, receives their exits, and decides for all.
+the other members. Only an elastic island continues, as long as rank 0 lives: its processes stay and
+form another mesh. If a host joins, or announces that it leaves, they do so after a round and keep
+their state. If an island has several hosts, the supervisor on the first one leads those on the
+others: it orders which ranks to start, receives their exits, and decides for all.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class RankSupervisor:
         self._order: Callable[[], None] | None = None
         """Starts and orders the ranks of this host; None: it is done."""
         self._awaited: frozenset[int] = frozenset()
-        """Ranks that have to be ready before."""
+        """Ranks on new hosts that must have loaded before `_order` runs."""
         self._until: float | None = None
-        """When the ranks are no longer awaited; None: nothing of that kind has happened."""
+        """Deadline for further exits; None: no rank has failed or was asked to leave."""
 
     # ------------------------------------------------------------------------- starting
 
@@ -137,7 +137,7 @@ class RankSupervisor:
         self.start(spec, port=port, planned=planned)
 
     def goes_on_with(self, rendezvous: Rendezvous) -> bool:
-        """Take note of the hosts; return whether the ranks are where they should be."""
+        """Return whether plan and hosts are unchanged; if so, record which hosts are known."""
         now = self._rendezvous
         same = (now.plan, now.followers) == (rendezvous.plan, rendezvous.followers)
         self._rendezvous = replace(now, known=rendezvous.known) if same else now
@@ -190,7 +190,7 @@ class RankSupervisor:
         self._order_when_ready()
 
     def _order_when_ready(self) -> None:
-        """Order the ranks of this host to the new mesh; new machines load first, others train."""
+        """Order the ranks of this host to the new mesh once new hosts have loaded."""
         loading = {
             rank
             for rank in self._awaited
@@ -205,8 +205,8 @@ class RankSupervisor:
     def wait(self) -> RankExit | MachineChange:
         """Return the exit that decides about the island; other ranks may still run.
 
-        It is that of rank 0, unless another rank has failed by itself before. Or return a change of
-        the machines of an elastic island that trains; wait again after it.
+        It is that of rank 0, unless another rank has failed by itself before. If the hosts of an
+        elastic island change while it trains, return that change instead; then wait again.
         """
         while True:
             try:

@@ -106,7 +106,7 @@ def with_those_here(
 ) -> Rendezvous | None:
     """Return how an island starts with the hosts that are connected; None: it cannot, or waits.
 
-    It waits for better than what is possible unless it is `late`.
+    Unless it is `late`, it waits for hosts that would allow a larger mesh.
     """
     followers = tuple(server.followers().values())
     connected = spec.mesh.ranks // spec.island.machines * (1 + len(followers))

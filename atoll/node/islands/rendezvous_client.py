@@ -76,7 +76,7 @@ class RendezvousClient:
             except (OSError, ValueError, AtollError) as error:
                 tried.append(f"{dial} ({_words(error)})")
                 continue
-            log.info("this is %s, and %s awaits it at %s", self._environment.member,
+            log.info("%s is connected to %s at %s", self._environment.member,
                      self._member, dial)  # fmt: skip
             self.key, self._failing_since = _key(address), None
             return link
@@ -93,7 +93,7 @@ class RendezvousClient:
                 raise
             return None
         except AtollError as error:
-            self._say(f"the hub does not answer where {self._member} is: {error}")
+            self._say(f"the hub does not return the address of {self._member}: {error}")
             return None
         self._refused_since = None
         return address
@@ -124,7 +124,7 @@ class RendezvousClient:
             given=f"{self._environment.member} on {platform.node()} "
             f"({own or 'no address of its own'}) dialled {'; '.join(tried)}",
             expected="machines of one island reach each other at any port of one network",
-            remedy="open that way in the firewall of both, choose machines of one network by "
+            remedy="allow this in the firewalls of both, choose machines of one network by "
             "labels in [needs], or set machines = 1: one island per machine",
         )
 

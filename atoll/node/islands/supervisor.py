@@ -1,8 +1,8 @@
 """The process of a member that is an island: starts its ranks, and decides how they start again.
 
 It loads no torch. A start ends with the exit that decides about the island; the member then ends,
-and the hub launches it again. An elastic island whose rank 0 lives goes on instead, with those that
-are there: it grows when machines come.
+and the hub launches it again. An elastic island continues instead as long as rank 0 lives, with the
+hosts that are connected, and grows when hosts join.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _run_ranks(
 def _exit_of(
     island: RankSupervisor, hosts: _Hosts, history: RestartHistory, ports: contextlib.ExitStack
 ) -> RankExit:
-    """Return the exit that decides; until then the ranks go where changes of machines send them."""
+    """Return the exit that decides; until then, order another mesh whenever the hosts change."""
     while isinstance(found := island.wait(), MachineChange):
         next_one = hosts.changed(found, history)
         if next_one is None:

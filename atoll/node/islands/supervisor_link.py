@@ -1,7 +1,7 @@
 """The encrypted connection between two supervisors of one island.
 
 Both know a secret that the hub sends only to processes of their member. From it they make keys and
-certificates as members do (:mod:`atoll.net.member_tls`): who does not know it can neither connect
+certificates as members do (:mod:`atoll.net.member_tls`): without it a process can neither connect
 nor read, change, repeat or add a message. Messages say which ranks to start and how they ended.
 """
 
@@ -61,7 +61,7 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """From the leader: the ranks end with their island, which goes on without them."""
+    """From the leader: the ranks have no place in the next mesh and end after the round."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

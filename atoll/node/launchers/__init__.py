@@ -39,7 +39,7 @@ class Launchers:
         return self._table[name]
 
     def clean(self) -> None:
-        """Remove containers of earlier agents of this home; blocks. Children died with them."""
+        """Remove containers of earlier agents of this home; blocks. They outlive their agent."""
         if not daemon_available():
             return
         try:

@@ -2,9 +2,9 @@
 
 The program's process gets new namespaces: its network has no device but loopback, where one port is
 open, at the hub's own address. The process itself opens that port, and passes the listening socket
-to the agent before the program starts; the agent joins every connection with one to the hub. Names
-are looked up in a file only, and folders with other programs' sockets (/run, /tmp) are empty. A
-socket of the new network needs no process there, so nothing has to be installed or to run beside.
+to the agent before the program starts; the agent forwards every connection to the hub. Names are
+looked up in a file only, and folders with other programs' sockets (/run, /tmp) are empty. The agent
+can accept on that socket from outside, so no helper has to be installed or run in the network.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS, _SET_MASK = 0x8913, 0x8914, 0x8916, 0x891C
 _UP = 0x1
 _HOSTS = "/etc/hosts"
 _SOCKETS = ("/run", "/tmp", "/var/tmp")
-"""Folders in which other programs may have sockets, e.g. of the session bus or an SSH agent: who
-can connect to them makes those programs act."""
+"""Folders in which other programs may have sockets, e.g. of the session bus or an SSH agent: a
+process that connects to them can make those programs act."""
 
 
 class HubNetwork:
-    """What one child enters before its program starts, and what the agent does for it then."""
+    """The network of one child, which enters it before its program starts; the agent serves it."""
 
     def __init__(self, host: str, port: int, *, folder: Path, needed: Sequence[Path] = ()) -> None:
-        """Look the hub (or the proxy to it) up, and prepare.
+        """Resolve the address of the hub (or of the proxy to it), and prepare.
 
         `folder` is the process's own; `needed` are other folders that it has to see.
 
@@ -55,7 +55,7 @@ class HubNetwork:
         self._host, self._port = host, port
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._address = str(found[4][0])
-        # Not after the fork: other threads may just import something.
+        # Not after the fork, where another thread's import lock may be held for ever.
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._ask_device = system.device_requests()
         self._hosts = folder / "hosts"
@@ -144,7 +144,7 @@ class HubNetwork:
     # ----------------------------------------------------------------------- in the agent
 
     def serve(self) -> HubGate:
-        """Join the connections of the child, which has started; raises OSError if it has not."""
+        """Forward the connections of the child to the hub; raises OSError if it has not started."""
         with self._near:
             self._far.close()
             _, sockets, _, _ = socket.recv_fds(self._near, 1, 1)
@@ -159,7 +159,7 @@ class HubNetwork:
 
 
 class HubGate:
-    """Joins the connections of one program's network with connections to its hub."""
+    """Forwards connections from one program's network to its hub."""
 
     def __init__(self, listener: socket.socket, host: str, port: int) -> None:
         """Take over a listening socket, and serve it on threads until `close`."""
@@ -219,7 +219,7 @@ class HubGate:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Send what comes on, until its end, which is passed on, too."""
+    """Copy `source` to `target` until its end, then shut this direction down on both."""
     block = memoryview(bytearray(BLOCK_BYTES))
     with contextlib.suppress(OSError):
         while nbytes := source.recv_into(block):

@@ -1,7 +1,7 @@
-"""The Linux kernel's Landlock: what a process and its descendants may do with files and others.
+"""Landlock of the Linux kernel: limits access to files, TCP ports and other processes.
 
-A process restricts itself, without privileges, and never gets the rights back. What a rule does not
-allow is refused with EACCES. See linux/landlock.h; needs Linux 5.13, 6.7 for TCP, 6.12 for signals.
+A process restricts itself and its descendants, without privileges and for ever. What no rule allows
+is refused with EACCES. See linux/landlock.h; needs Linux 5.13, 6.7 for TCP, 6.12 for signals.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Landlock:
     def restrict(self) -> None:
         """Put the rules into force for this process, for ever; raises OSError.
 
-        It also loses all capabilities: with them root reads the memory of others nevertheless.
+        It also gives up all capabilities, with which root could still read other processes' memory.
         """
         self._give_up()
         self._call(_RESTRICT_SELF, self._rules, 0)

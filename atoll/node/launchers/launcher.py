@@ -86,7 +86,7 @@ GONE_S = 5.0
 
 
 OOM_SCORE = 500
-"""Added to a job's badness, so that the kernel kills it before the owner's programs."""
+"""oom_score_adj of jobs, so that the kernel kills them before the owner's programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Sandbox:
     readable: tuple[str, ...] = ()
     """Folders that the owner opens to all programs."""
     network: str = "hub"
-    """`hub`: their hub is all that programs reach; `open`: no limit."""
+    """`hub`: programs reach their hub only; `open`: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

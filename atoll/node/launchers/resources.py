@@ -95,9 +95,9 @@ class ResourceAllocator:
 
 
 def device_of(spec: JobSpec, offer: Offer) -> str:
-    """Return the device that a process is to compute on, as it numbers devices itself.
+    """Return the device that a process is to compute on, by its own numbering.
 
-    It sees only the accelerator of CUDA that was chosen for it, as the first.
+    It sees only the CUDA device that was chosen for it, as number 0.
     """
     device = agreed_device(spec.job.device, offer.device)
     return CUDA if device.startswith(f"{CUDA}:") else device

@@ -87,7 +87,7 @@ def _check_network(spec: JobSpec) -> None:
 def level(network: str = "hub") -> str:
     """Return in words what a sandbox keeps apart here, with this `network` in the policy."""
     if not landlock.version():
-        return "not possible here: needs Linux 5.13 with Landlock; containers still keep apart"
+        return "not possible here: needs Linux 5.13 with Landlock; containers still isolate jobs"
     apart = "files and processes are kept apart"
     if not landlock.keeps_signals():
         apart = "files are kept apart, signals are not (before Linux 6.12)"
@@ -114,7 +114,7 @@ def temporary(order: Order) -> Path:
 
 
 class Confinement:
-    """Keeps the program of one order apart: the child calls `enter`, the agent the rest."""
+    """Isolates the program of one order: the child calls `enter`, the agent everything else."""
 
     def __init__(self, order: Order, sandbox: Sandbox) -> None:
         """Prepare; blocks for a moment.
@@ -142,17 +142,17 @@ class Confinement:
             raise
 
     def enter(self) -> None:
-        """Give up everything else, for ever; raises OSError."""
+        """Restrict this process for ever; raises OSError if the kernel refuses."""
         if self._network is not None:
             self._network.enter()
         self._rules.restrict()
 
     def serve(self) -> HubGate | None:
-        """Return what joins the started program with its hub; None: it reaches the hub itself."""
+        """Return the forwarder from the started program to its hub; None: it connects directly."""
         return self._network.serve() if self._network is not None else None
 
     def close(self) -> None:
-        """Forget it; a program that has entered stays confined."""
+        """Free its resources; a program that has entered stays confined."""
         self._rules.close()
         self._forget_network()
 
@@ -164,8 +164,8 @@ class Confinement:
 def _packages(order: Order) -> list[str]:
     """Return the folders from which this agent imports, as its programs do.
 
-    Not the one that it was started in, which `python -m` puts there, unless that holds the product:
-    it may be the owner's home. Never one above the folder of the process: it holds keys and jobs.
+    The working directory, which `python -m` adds, may be the owner's home: it is left out unless it
+    contains Atoll. A parent of the process's folder is left out because it holds keys and jobs.
     """
     found = []
     for folder in (Path(path).resolve() for path in sys.path if path):

@@ -26,7 +26,7 @@ class Vendor:
     install: str
     """How to get such a torch."""
     driver: str
-    """What the driver must be able to do."""
+    """What to install, or what is required, if there is no working driver."""
     sign: str = ""
     """A file that exists while the driver is loaded."""
 
@@ -52,7 +52,7 @@ DISPLAY = "0x03"
 """First digits of the PCI class of graphics and 3D controllers."""
 
 DISCRETE_BYTES = 4 * GB
-"""Own memory above which graphics of AMD are not taken for integrated ones."""
+"""Dedicated memory from which AMD graphics count as discrete, not integrated."""
 
 INTEL_DISCRETE = ("0x56", "0x0bd", "0xe2")
 """First digits of Intel's products that torch supports; integrated graphics are not meant."""
@@ -133,7 +133,7 @@ def torch_build() -> dict[str, str]:
 
 
 def _vram_bytes(device: Path) -> int:
-    """Return the own memory of an AMD device by its driver; 0: not known."""
+    """Return the dedicated memory of an AMD device, from its driver; 0: unknown."""
     try:
         return int((device / "mem_info_vram_total").read_text(encoding="utf-8"))
     except (OSError, ValueError):

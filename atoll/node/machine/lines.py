@@ -1,14 +1,15 @@
 """Rates and round trips between the machines of a job, measured by its own processes.
 
-Each member listens on the addresses at which others may reach it, and says so on a topic of the
-job. One after the other they connect to all behind them: two measurements at once would share a
-line. A member that cannot be reached has no line to them, as behind a home router.
+Each member listens on the addresses at which others may reach it, and publishes them on a topic of
+the job. In order of their slots, one at a time, members connect to all later ones: simultaneous
+measurements would share a link. To an unreachable member, e.g. behind a home router, all rates are
+zero.
 
 A connection begins with the job's secret, then a letter:
 
   P  the listener sends every byte back: the round trip
-  U  the listener takes what comes until the end, and says how many bits a second came
-  D  the listener sends for so long
+  U  the listener receives until the end, and returns the rate in bits per second
+  D  the listener sends for the time of one transfer
 
 The first third of a transfer does not count, while TCP's window grows.
 """
@@ -118,7 +119,7 @@ def measure_line(
 
 
 def measure_all(run: Any, *, wanted: int, hub: str, seconds: float, folder: Path) -> list[Line]:
-    """Measure the lines of this member of a job to all behind it, and publish them as a file.
+    """Measure the lines of this member of a job to all later ones; publish them as a file.
 
     Args:
         run: The process's place in the job (`atoll.join()`).
@@ -206,7 +207,7 @@ def _send_for(connection: socket.socket, seconds: float) -> None:
 
 
 def _received_bps(connection: socket.socket) -> float:
-    """Return the bits per second of what comes until the end, its beginning left out."""
+    """Return the bits per second received until the end, without the beginning."""
     begun, marks, total = time.monotonic(), [(0.0, 0)], 0
     while block := connection.recv(1 << 16):
         total += len(block)

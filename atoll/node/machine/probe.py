@@ -80,7 +80,7 @@ MATMUL_TIMEOUT_S = 60.0
 
 
 REUSED_S = 86_400.0
-"""How long a trial counts: a service that restarts joins at once, a slower clock shows."""
+"""How long a trial is reused, so that a restarted service joins at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def node_info(
 
 
 def places(compute: Compute | None, device: str) -> int:
-    """Return how many processes a machine takes at once unless its owner says.
+    """Return how many processes a machine takes at once, unless its owner says otherwise.
 
     One per accelerator on which they may compute, so that none is idle; else one. `device` is the
     owner's choice.
@@ -217,7 +217,7 @@ def measure_compute(*, device: str = "auto", timeout_s: float = MATMUL_TIMEOUT_S
 
 
 LEAST_PRODUCT_S = 2e-3
-"""A product is timed that takes as long as this: a smaller one measures its start only."""
+"""Least time of a timed product on an accelerator: a shorter one measures mostly its launch."""
 
 LARGEST = 8192
 """Rows of the largest product: three such matrices need 0.8 GB of an accelerator's memory."""

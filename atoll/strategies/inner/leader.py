@@ -44,7 +44,7 @@ class IslandLeader:
         but not for the learning rate.
         """
         if self._due and self._after_round is not None:
-            with task.gate.moving():
+            with task.state_lock.moving():
                 self._after_round(outer)
             self._due = False
         looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
@@ -56,7 +56,7 @@ class IslandLeader:
         task.tokens += tokens
         task.losses.add(done.loss if done.updated else None)
         task.overflowed, task.skipped = done.overflowed, False
-        with task.gate.moving():
+        with task.state_lock.moving():
             if looks_on:  # two commands, because a method may change parameters in between
                 outer.gradients(task)
                 if done.updated:

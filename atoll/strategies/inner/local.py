@@ -104,7 +104,7 @@ class Local:
         task.losses.add(None if task.overflowed else value)
         if self._options.least_step_s:  # before gradients are exchanged, which is no computing
             time.sleep(max(0.0, begun + self._options.least_step_s - time.monotonic()))
-        with task.gate.moving():
+        with task.state_lock.moving():
             outer.gradients(task)
             length = self._update(task, value, norm)
             return StepResult(value, length, tokens, extend_history_hash(task, outer.sync(task)))

@@ -132,7 +132,7 @@ class DesLocOuter(PeriodicOuter):
                 [self._moment(task, name).read()], codec=self._moments_codec, weight=weight,
                 key=name,
             )  # fmt: skip
-            with task.gate.resting():
+            with task.state_lock.resting():
                 beside = work.wait()
             if beside.contributors != found.contributors:
                 raise PeerLost("a member was lost between the parts of a round")

@@ -190,7 +190,7 @@ class CocktailOuter(EveryStepBase):
             seconds |= agreed.seconds
         elif passing.work is not None:
             entered = self._clock.monotonic()
-            with task.gate.resting():
+            with task.state_lock.resting():
                 agreed = passing.work.wait()
             waited_s = self._clock.monotonic() - entered
             self._round_client.apply_verdict(task, agreed, ahead=True)

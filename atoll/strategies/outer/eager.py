@@ -203,7 +203,7 @@ class EagerOuter(OverlappedOuter):
             work = self._round_client.group.reduce([vector], codec=codec, weight=weight, key=key)
             if not waiting:
                 return Means.of([work.wait()])
-            with task.gate.resting():
+            with task.state_lock.resting():
                 return Means.of([work.wait()])
 
         return mean

@@ -96,7 +96,7 @@ class EveryStepBase(OuterDefaults):
         self, task: Task, exchange: Exchanging[V], *, weight: float, norm: float
     ) -> CommittedRound[ExchangeResult[V]]:
         """Run a round and return what all members committed."""
-        floor = ExchangeContext(self._round_client.group, task.gate.resting, weight)
+        floor = ExchangeContext(self._round_client.group, task.state_lock.resting, weight)
         return self._round_client.run(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )

@@ -142,7 +142,11 @@ class GossipOuter(DecentralizedOuter):
                 member for k, member in enumerate(members) if k != me and weights[k, me] > 0
             ]
             got = self._all_to_all.exchange(
-                plan, {KEY: values}, to=receivers, weight=self._mass, resting=task.gate.resting
+                plan,
+                {KEY: values},
+                to=receivers,
+                weight=self._mass,
+                resting=task.state_lock.resting,
             )
             return self._mix(got, values, weights, members)
 

@@ -129,7 +129,7 @@ class NoLoCoOuter(DecentralizedOuter):
             got = self._all_to_all.exchange(
                 plan, {DELTA: delta, SLOW: self._slow},
                 to=[partner] if partner != self._group.me else [], weight=1.0,
-                resting=task.gate.resting,
+                resting=task.state_lock.resting,
             )  # fmt: skip
             return self._paired(got, partner)
 

@@ -168,7 +168,7 @@ class PairwiseOuter(DecentralizedOuter):
         self._flight = None
         if flight.work is not None:
             try:
-                with task.gate.resting():
+                with task.state_lock.resting():
                     agreed = flight.work.wait()
             except BaseException:
                 self._all_to_all.finish(committed=False)

@@ -248,7 +248,7 @@ class PeriodicOuter(OuterDefaults, ABC):
             else:
                 group = self._round_client.group
                 work = group.reduce([delta], codec=self._codec, weight=own, key=KEY)
-                with task.gate.resting():
+                with task.state_lock.resting():
                     found = work.wait()
             return self.exchange_beside(task, found, own)
 
@@ -275,12 +275,12 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Reduce pseudo-gradients of equally many steps; see `vectors.exact_math`."""
         group, steps = self._round_client.group, self._weigher.steps(task)
         tau, sent, received = mean_steps(
-            group, steps=steps, weight=weight, resting=task.gate.resting()
+            group, steps=steps, weight=weight, resting=task.state_lock.resting()
         )
         own = evened(delta, num_parameters=self._num_parameters, steps=steps, tau=tau)
         # The scaled pseudo-gradients are comparable, so codecs and robust rules work on them too.
         work = group.reduce([own], codec=self._codec, weight=weight, key=KEY)
-        with task.gate.resting():
+        with task.state_lock.resting():
             found = work.wait()
         return replace(
             found,

@@ -218,7 +218,7 @@ class StreamingOuter(OverlappedOuter):
                 if not waiting:
                     found.append(work.wait())
                     continue
-                with task.gate.resting():
+                with task.state_lock.resting():
                     found.append(work.wait())
             for p, _delta, weight in deltas:
                 found += self.exchange_beside(p, weight)

@@ -149,7 +149,7 @@ class ParameterServerOuter(ParameterServerState):
         fresh = bool(self._members)
         # Right after a sync point the state may not be read yet: the task's history lacks its
         # result.
-        with task.gate.resting() if patient else nullcontext():
+        with task.state_lock.resting() if patient else nullcontext():
             pulled = self._server_client.attach(
                 self._epoch, self._members, self._load_of, patient=patient
             )
@@ -177,7 +177,7 @@ class ParameterServerOuter(ParameterServerState):
             )
         if self._owed is not None:
             vector.add_(self._owed)
-        with task.gate.resting():
+        with task.state_lock.resting():
             pulled = self._server_client.push(
                 vector, self._codec, anchor=self._epoch, versions=self._versions, steps=steps,
                 weight=self._weigher.weight(task), rate=self.push_rate(),
@@ -244,7 +244,7 @@ class ParameterServerOuter(ParameterServerState):
 
         prepare_s = self._clock.monotonic() - entered
         work = self._round_client.start(exchange, report)
-        with task.gate.resting():
+        with task.state_lock.resting():
             agreed = work.wait()
         self._round_client.apply_verdict(task, agreed)
         began, found = self._clock.monotonic(), agreed.reduced

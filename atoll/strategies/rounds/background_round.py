@@ -110,7 +110,7 @@ class BackgroundRound:
             task.round = round_client.group.committed_round
             return self.loaded
         entered = clock.monotonic()
-        with task.gate.resting():
+        with task.state_lock.resting():
             agreed = self.work.wait()
         waited_s = clock.monotonic() - entered
         round_client.apply_verdict(task, agreed, ahead=True)

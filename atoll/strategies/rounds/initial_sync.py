@@ -149,7 +149,7 @@ class _Copying:
 
     def _mean(self, xs: Sequence[Tensor], *, weight: float) -> Reduced:
         work = self._group.reduce(xs, codec=make_codec("fp32"), weight=weight, key="start")
-        with self._task.gate.resting():
+        with self._task.state_lock.resting():
             return work.wait()
 
 

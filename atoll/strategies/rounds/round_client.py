@@ -75,7 +75,7 @@ class RoundClient:
             norm: Of the contribution, as a measure of this member's progress.
         """
         report = self.report(task, base=base, norm=norm)
-        resting = task.gate.resting
+        resting = task.state_lock.resting
         committed = run_round(self.group, self._measured(exchange), report, resting=resting)
         self.apply_verdict(task, committed)
         return committed
@@ -107,7 +107,7 @@ class RoundClient:
     ) -> Exchange[Reduced]:
         """Return the exchange of one weighted mean of `xs`; see :meth:`Group.reduce`."""
         return mean_exchange(
-            self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
+            self.group, xs, codec=codec, weight=weight, key=key, resting=task.state_lock.resting
         )
 
     def _measured(self, exchange: Exchange[T]) -> Exchange[T]:

@@ -125,7 +125,7 @@ class HeldModules:
         self._levels = []
         for number in range(layout.levels):
             stage = ModelStage(task.model, number, cut, device=device)
-            flat = Flat.of(Task(stage.module, task.optimizer, gate=task.gate))
+            flat = Flat.of(Task(stage.module, task.optimizer, state_lock=task.state_lock))
             self._levels.append(Level(stage, flat, flat.read()))
         self._held: dict[int, Held] = {}
         self._failed = 0
@@ -164,8 +164,8 @@ class HeldModules:
         task = self._task
         level.flat.write(level.first)
         own = Task(
-            level.stage.module, task.optimizer, member=task.member, last=task.last, gate=task.gate,
-            group=module,
+            level.stage.module, task.optimizer, member=task.member, last=task.last,
+            state_lock=task.state_lock, group=module,
         )  # fmt: skip
         own.step, own.round = step, round_
         group = self._group_of(module)

@@ -131,7 +131,7 @@ class PathTrainer:
             report=member.outputs.report, announce=member.outputs.announce,
         )  # fmt: skip
         member.states.offer_several(
-            self.modules.state, still=self.task.gate.still, images=2 * self.layout.levels
+            self.modules.state, still=self.task.state_lock.still, images=2 * self.layout.levels
         )
 
     # ----------------------------------------------------------------------------- the run
@@ -204,15 +204,15 @@ class PathTrainer:
         held, versions = self.modules.held(), self.modules.versions()
         if not self._wait(PathTrained(turn.phase, reports, held, versions)):
             self._lost = True
-            with self.task.gate.moving():
+            with self.task.state_lock.moving():
                 self.modules.drop()
             return
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             self.modules.forget(but=self.layout.modules_in(turn.paths))
         if turn.last:
             return
         step = self.steps[turn.phase + 1]
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             began = self.clock.monotonic()
             for result in self.modules.meet(step=step, last=turn.phase + 2 == len(self.steps)):
                 now = self.clock.monotonic()
@@ -241,7 +241,7 @@ class PathTrainer:
         """Hold the modules of a turn; return whether all could be had."""
         modules, wanted = self.modules, self.layout.modules_in(turn.paths)
         step = self.steps[turn.phase]
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             if turn.history != self._history:  # all went back to a checkpoint
                 modules.forget()
                 self._optimizers.clear()
@@ -252,7 +252,7 @@ class PathTrainer:
         for module in wanted:
             now = modules.held().get(module), modules.versions().get(module)
             if now == (turn.rounds[module], turn.versions[module]):
-                with self.task.gate.moving():
+                with self.task.state_lock.moving():
                     modules.keep(module, step=step)
             elif not self._fetch(module, turn):
                 return False
@@ -270,7 +270,7 @@ class PathTrainer:
         except (GroupError, CheckpointError) as error:
             log.warning("%s could not get module %s: %s", self.member.name, module, error)
             return False
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             self.modules.take(
                 module, found, step=self.steps[turn.phase], round_=round_,
                 version=turn.versions[module],
@@ -306,7 +306,7 @@ class PathTrainer:
         """
         self.recorder.labels = {"path": path}
         self.task.step = step = self.steps[turn.phase]  # the path before has moved it
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             self.modules.load(path)
         held_out = wire.usable_loss(self._held_out(path, turn))
         if turn.last:
@@ -324,7 +324,7 @@ class PathTrainer:
         if loop.run():
             raise GroupLeft("this member was asked to leave", given=self.member.name)
         tokens = self.task.tokens - before
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             self.modules.collect(path, weight=tokens * self.data.weights[path])
         self._optimizers[path] = self.task.optimizer.state_dict()
         loss = wire.usable_loss(self.task.losses.take())

@@ -92,7 +92,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
         CheckpointError: the parts do not fit this model, optimizer or strategy.
     """
     tree = _tree(shared)
-    with task.gate.moving():
+    with task.state_lock.moving():
         try:
             task.pull()
             _fit(task, tree.get("exchanged", []))

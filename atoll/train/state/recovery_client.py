@@ -137,7 +137,7 @@ class RecoveryClient:
     def offer(self, task: Task, state: CommittedState) -> None:
         """Serve this member's committed state to late members from now on."""
         if self._server is not None:
-            self._server.offer(state, still=task.gate.still)
+            self._server.offer(state, still=task.state_lock.still)
 
     def take(self, task: Task, outer: Outer) -> RecoveredState:
         """Load the committed state of other members into a task.

@@ -82,7 +82,7 @@ class TrainedSet:
                 expected="the parameters that were trainable in run.wrap(...)",
                 remedy="unfreeze them before run.wrap, or use a method such as diloco or ddp",
             )
-        with task.gate.moving():
+        with task.state_lock.moving():
             ended = extend_history_hash(task, self._outer.finish(task))
             self.fit(sorted({*self._names(), *new}))
         if ended is not None:

@@ -99,7 +99,7 @@ class TrainedStage:
     def part(self, texts: Mapping[str, str] | None = None) -> Part:
         """Return its state as of the beginning of this step; the tensors are not copied.
 
-        Read it on the member's own thread, or inside `task.gate.still`.
+        Read it on the member's own thread, or inside `task.state_lock.still`.
         """
         number = self.runner.stage.number
         state = StageState(_Steady(self.runner), self.optimizer)
@@ -123,7 +123,7 @@ class TrainedStage:
         Raises:
             CheckpointError: the state does not fit.
         """
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             kept = list(parts)
             load_stage(self.state(), kept)
             self.runner.stage.constrain()  # another number of stages leaves other blocks free
@@ -143,7 +143,7 @@ class TrainedStage:
         Raises:
             NeighboursDiffer: their layers do not fit.
         """
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             fill_from_neighbours(
                 self.state().model_tensors(), [part.tensors for part in neighbours]
             )
@@ -168,7 +168,7 @@ class TrainedStage:
         Raises:
             LossNotFinite: a gradient is not finite; nothing was updated.
         """
-        with self.task.gate.moving():
+        with self.task.state_lock.moving():
             self.runner.keep()
             if mean is not None:
                 self._step(mean)
@@ -188,7 +188,7 @@ class TrainedStage:
             GroupLeft: this member leaves.
         """
         if self.outer is not None:
-            with self.task.gate.moving():
+            with self.task.state_lock.moving():
                 met = self.outer.meet()
                 if last:
                     met = self.outer.finish() or met
@@ -212,10 +212,10 @@ class TrainedStage:
             yield
             return
         with ExitStack() as stack:
-            with self.task.gate.moving():  # others may read the state inside
+            with self.task.state_lock.moving():  # others may read the state inside
                 stack.enter_context(agreed)
             yield
-            with self.task.gate.moving():
+            with self.task.state_lock.moving():
                 stack.close()
 
     def _step(self, mean: Tensor) -> None:
@@ -320,7 +320,7 @@ class JobStages:
             parts = states.saved(place.step, trained.names(), stage=place.stage)
             trained.take_over(parts, step=place.step, round_=place.round)
         if states is not None:
-            states.offer(trained, trained.task.gate.still)
+            states.offer(trained, trained.task.state_lock.still)
         self._trained = trained
         return trained
 

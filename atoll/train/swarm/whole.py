@@ -80,8 +80,8 @@ class StagesOuter(OuterDefaults):
         for number in range(self._cut.stages):
             stage = ModelStage(model, number, self._cut, device=device)
             own = Task(
-                stage.module, task.optimizer, member=task.member, last=task.last, gate=task.gate,
-                group=number, paced=task.paced,
+                stage.module, task.optimizer, member=task.member, last=task.last,
+                state_lock=task.state_lock, group=number, paced=task.paced,
                 elsewhere=None if task.elsewhere is None else _Beside(task),
             )  # fmt: skip
             outer = StageOuter(self._resolved, group=group, task=own, stage=stage)

@@ -67,7 +67,7 @@ def _train(task: Task, inner: Inner, group: Group, words: dict[str, Any]) -> Ten
     while task.step < STEPS:
         seed += 1
         inner.step(task, batch_for(task.model, seed=seed), outer)
-    with task.gate.moving():
+    with task.state_lock.moving():
         while (last := extend_history_hash(task, outer.finish(task))) is not None and last.more:
             pass
     return Flat([*task.parameters(), *task.buffers()], task=task).read()

@@ -51,7 +51,7 @@ def take_over(run: Run, group: MemoryGroup, others: Mapping[str, Run], folder: P
     donor = others[sources.peers[0].member]
     state = CommittedState(donor.task, donor.outer)
     wait_for(lambda: state.round == sources.round, "the donor does not come to the round")
-    with donor.task.gate.still(timeout_s=PATIENCE_S):
+    with donor.task.state_lock.still(timeout_s=PATIENCE_S):
         shared, inner = (copied(part, folder) for part in state.parts())
     adopt(run.task, run.outer, shared=shared, inner=inner)
     group.standing(run.task.round, base=run.outer.committed(run.task).base)
@@ -149,7 +149,7 @@ def test_waiting_member_donates_its_committed_state(options: Any, after: int) ->
         before = (state.round, state.base)
         run.train(2 if isinstance(options, Streaming) else 1)
         flying.set()
-        with run.task.gate.still(timeout_s=PATIENCE_S):
+        with run.task.state_lock.still(timeout_s=PATIENCE_S):
             shared, _ = state.parts()
         assert (state.round, state.base) == before
         assert not any("pending" in name for name in shared.tensors)

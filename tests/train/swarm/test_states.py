@@ -47,7 +47,7 @@ def donors(world: World, path: list[TrainedStage]) -> dict[str, list[str]]:
     """Two members of stage 1, of which only the first can be dialled."""
     for member in ("w0", "w1"):
         world.donor(member, direct=member == "w0", numel=1)
-        world.donors[member].offer(path[1], still=path[1].task.gate.still)
+        world.donors[member].offer(path[1], still=path[1].task.state_lock.still)
     return {member: world.dials[member] for member in ("w0", "w1")}
 
 

@@ -5,26 +5,26 @@ import threading
 import pytest
 
 from atoll.errors import DeadlineExceeded
-from atoll.gate import Gate
+from atoll.state_lock import StateLock
 from tests.patience import PATIENCE_S
 
 WAIT_S = PATIENCE_S
 
 
 def test_a_reader_sees_no_state_that_moves() -> None:
-    gate, state, torn = Gate(), [0, 0], []
+    state_lock, state, torn = StateLock(), [0, 0], []
     stop = threading.Event()
 
     def read() -> None:
         while not stop.is_set():
-            with gate.still(timeout_s=WAIT_S):
+            with state_lock.still(timeout_s=WAIT_S):
                 torn.append(state[0] != state[1])
 
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
     for _ in range(2_000):
-        with gate.moving():
+        with state_lock.moving():
             state[0] += 1
             state[1] += 1
     stop.set()
@@ -35,17 +35,17 @@ def test_a_reader_sees_no_state_that_moves() -> None:
 
 
 def test_a_loop_without_pauses_cannot_keep_a_reader_out() -> None:
-    gate, entered, done = Gate(), threading.Event(), threading.Event()
+    state_lock, entered, done = StateLock(), threading.Event(), threading.Event()
 
     def read() -> None:
-        with gate.still(timeout_s=WAIT_S):
+        with state_lock.still(timeout_s=WAIT_S):
             entered.set()
         done.set()
 
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(1_000_000):
-        with gate.moving():
+        with state_lock.moving():
             pass
         if done.is_set():
             break
@@ -54,18 +54,18 @@ def test_a_loop_without_pauses_cannot_keep_a_reader_out() -> None:
 
 
 def test_pause_admits_readers_and_keeps_writers_out() -> None:
-    gate, order = Gate(), []
+    state_lock, order = StateLock(), []
     inside, leave = threading.Event(), threading.Event()
 
     def read() -> None:
-        with gate.still(timeout_s=WAIT_S):
+        with state_lock.still(timeout_s=WAIT_S):
             inside.set()
             assert leave.wait(WAIT_S)
             order.append("read")
 
-    with gate.moving():
+    with state_lock.moving():
         reader = threading.Thread(target=read)
-        with gate.resting():
+        with state_lock.resting():
             reader.start()
             assert inside.wait(WAIT_S)
             leave.set()
@@ -75,16 +75,16 @@ def test_pause_admits_readers_and_keeps_writers_out() -> None:
 
 
 def test_endless_write_is_waited_for_until_the_timeout() -> None:
-    gate, errors = Gate(), []
+    state_lock, errors = StateLock(), []
 
     def read() -> None:
         try:
-            with gate.still(timeout_s=0.05):
+            with state_lock.still(timeout_s=0.05):
                 pass
         except DeadlineExceeded as error:
             errors.append(error)
 
-    with gate.moving():
+    with state_lock.moving():
         reader = threading.Thread(target=read)
         reader.start()
         reader.join(WAIT_S)
@@ -92,10 +92,10 @@ def test_endless_write_is_waited_for_until_the_timeout() -> None:
 
 
 def test_resting_outside_of_a_move_changes_nothing() -> None:
-    gate = Gate()
-    with gate.resting(), gate.still(timeout_s=WAIT_S):
+    state_lock = StateLock()
+    with state_lock.resting(), state_lock.still(timeout_s=WAIT_S):
         pass
-    with gate.moving(), pytest.raises(ZeroDivisionError), gate.resting():
+    with state_lock.moving(), pytest.raises(ZeroDivisionError), state_lock.resting():
         raise ZeroDivisionError
-    with gate.still(timeout_s=WAIT_S):
+    with state_lock.still(timeout_s=WAIT_S):
         pass

@@ -10,7 +10,7 @@ from atoll.clock import RealClock
 from atoll.errors import DeadlineExceeded
 
 
-class Gate:
+class StateLock:
     """One thread changes the state, any number of others read it in between.
 
     Waiting readers go first at the next rest, so that a loop that steps without a pause cannot

@@ -82,7 +82,7 @@ Immediate = Callable[[Session, Envelope], bool]
 """Handles a message at once if it can; returns False to leave it to its `Handler`."""
 
 
-class Router:
+class MessageRouter:
     """Table of handlers by message type."""
 
     def __init__(
