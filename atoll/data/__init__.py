@@ -17,12 +17,17 @@ from atoll.data.documents import (
 from atoll.data.image_shards import ImageShards
 from atoll.data.images import ImageDataset, Images, load_images
 from atoll.data.path_shards import PathShards
-from atoll.data.pretrained import PretrainedTokenizer
 from atoll.data.shards import ORDERS, Shards
 from atoll.data.split import Split, split_text
 from atoll.data.stream import BatchStream, Deal
 from atoll.data.streamed import stream_dataset
-from atoll.data.tokens import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_from_json
+from atoll.data.tokens import (
+    ByteTokenizer,
+    PretrainedTokenizer,
+    Tokenizer,
+    make_tokenizer,
+    tokenizer_from_json,
+)
 from atoll.data.tuning.dataset import ExampleSet, ExampleShards
 
 TrainingData = Dataset | ImageDataset | ExampleSet

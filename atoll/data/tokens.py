@@ -1,6 +1,6 @@
-"""Tokenizers: plain bytes, or a byte-pair encoding trained on the text.
+"""Tokenizers: plain bytes, a byte-pair encoding trained on the text, or that of a pretrained model.
 
-Both are lossless on any bytes, unlike some of `atoll.data.pretrained`.
+The first two are lossless on any bytes.
 """
 
 from __future__ import annotations
@@ -102,6 +102,38 @@ class BytePairTokenizer:
         return json.dumps({"format": FORMAT, "name": self.name, "bpe": inner})
 
 
+class PretrainedTokenizer:
+    """A tokenizer of the `tokenizers` library, as published with a model.
+
+    Not lossless: invalid UTF-8 is replaced, and some tokenizers drop spaces or case. No special
+    tokens are added.
+    """
+
+    name = "model"
+
+    def __init__(self, inner: HuggingFaceTokenizer) -> None:
+        self._inner = inner
+        self.vocab_size: int = inner.get_vocab_size()
+
+    def encode(self, data: bytes) -> Tensor:
+        """Return the ids: uint16 if the vocabulary fits, else int32."""
+        kind = np.uint16 if self.vocab_size <= LARGEST_UINT16 else np.int32
+        texts = [piece.decode("utf-8", errors="replace") for piece in pieces(data)]
+        encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        parts = [np.array(part.ids, dtype=kind) for part in encoded]
+        return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=kind))
+
+    def decode(self, ids: Tensor) -> bytes:
+        """Return the text as UTF-8."""
+        text: str = self._inner.decode(ids.tolist(), skip_special_tokens=False)
+        return text.encode("utf-8")
+
+    def to_json(self) -> str:
+        """Return the whole tokenizer."""
+        inner = json.loads(self._inner.to_str())
+        return json.dumps({"format": FORMAT, "name": self.name, "pretrained": inner})
+
+
 def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
     """Return the tokenizer ``bytes`` or ``bpe:SIZE``, the latter trained on ``text``.
 
@@ -136,8 +168,6 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         if fields["format"] == FORMAT and fields["name"] == "bytes":
             return ByteTokenizer()
         if "pretrained" in fields:
-            from atoll.data.pretrained import PretrainedTokenizer
-
             return PretrainedTokenizer(tokenizers_from(json.dumps(fields["pretrained"])))
         inner = json.dumps(fields["bpe"])
     except (ValueError, KeyError, TypeError) as error:

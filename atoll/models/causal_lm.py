@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError
 from atoll.models.language import LanguageModel, LayeredLanguageModel, check_writing
-from atoll.models.pretrained import CausalLMConfig, library, make_pretrained
+from atoll.models.pretrained import CausalLMConfig, library
 
 ROTARY = frozenset(
     {
@@ -37,29 +37,6 @@ _WORDS = {
     "replicated_with_grad_allreduce": "inside",
 }
 """Tensor-parallel style of the library -> that of Atoll."""
-
-
-def build_causal_lm(config: CausalLMConfig, *, weights: bool = True) -> LanguageModel:
-    """Return a model of the library, pretrained or random; without `weights` none are loaded.
-
-    Raises:
-        ConfigError: no model is named, it does not fit context or vocabulary, or no library.
-        DataError: the model is missing or unreadable.
-    """
-    theirs = make_pretrained(config, weights=weights)
-    _check(config, theirs.config)
-    if config.adapter:
-        from atoll.models.adapted import DPO, KTO, TunedLM, with_adapters
-        from atoll.models.preferring import JudgedLM, PreferringLM
-
-        kinds = {DPO: PreferringLM, KTO: JudgedLM}
-        kind = kinds.get(str(config.adapter.get("objective")), TunedLM)
-        return kind(config, with_adapters(config, theirs))
-    if theirs.config.model_type == GPT2 and not theirs.config.add_cross_attention:
-        return LayeredGPT2(config, theirs)
-    if _has_units(config, theirs.config):
-        return LayeredCausalLM(config, theirs)
-    return CausalLM(config, theirs)
 
 
 class CausalLM(LanguageModel):
@@ -215,28 +192,3 @@ class _Positioned(nn.Module):
             tables = self.positions(hidden_states, numbers)
             named = {"position_embeddings": tables, "position_ids": numbers}
         return cast(Tensor, super().forward(hidden_states, *given, **named))
-
-
-def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
-    """Return whether chaining the layers computes the model's forward pass."""
-    if theirs.model_type not in ROTARY:
-        return False
-    window = getattr(theirs, "sliding_window", None)
-    return window is None or config.context <= window
-
-
-def _check(config: CausalLMConfig, theirs: Any) -> None:
-    """Raise ConfigError for sequences and tokens that the model does not support."""
-    longest = getattr(theirs, "max_position_embeddings", None)
-    if longest is not None and config.context > longest:
-        raise ConfigError(
-            "the model cannot read sequences of this length",
-            given=f"context = {config.context}",
-            expected=f"at most {longest}",
-        )
-    if config.vocab_size > theirs.vocab_size:
-        raise ConfigError(
-            "the tokenizer has more tokens than the model",
-            given=f"{config.vocab_size} tokens, a model of {theirs.vocab_size}",
-            expected='tokenizer = "model" in [data], or one of at most that size',
-        )

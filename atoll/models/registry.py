@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from atoll.errors import ConfigError, unknown
-from atoll.models.causal_lm import build_causal_lm
+from atoll.models.build_causal_lm import build_causal_lm
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.models.llama import Llama, LlamaConfig

@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
@@ -43,9 +42,6 @@ from atoll.node.processes.process_tree import watch_parent
 from atoll.train.results.script_errors import describe
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

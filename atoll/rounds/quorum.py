@@ -11,7 +11,7 @@ from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, sh
 from atoll.rounds.effects import Effect, EventRaised, Paused, Planned, Refused, StateAdopted
 from atoll.rounds.member_states import RoundMemberState, present
 from atoll.rounds.routing import Route, choose_route
-from atoll.rounds.state import JobState
+from atoll.rounds.state import JobRounds
 from atoll.wire.messages import RoundPlan
 
 EPOCH_LEAP = 1_000_000
@@ -22,7 +22,7 @@ EMPTY_S = 2.0
 
 
 @dataclass
-class Quorum(JobState):
+class Quorum(JobRounds):
     """Decides when enough members wait, which of them take part, and the route."""
 
     _awaited: list[str] = field(default_factory=list)

@@ -83,7 +83,7 @@ class PendingJoins:
 
 
 @dataclass
-class JobState:
+class JobRounds:
     """The rounds of one job. Times are monotonic seconds passed as `now`."""
 
     job: str
@@ -94,9 +94,9 @@ class JobState:
     groups: int = 1
     """Groups of this job that meet in rounds of their own; each has every `groups`-th epoch."""
     quorum: float = 0.0
+    """Share of the members whose joins suffice for a plan; 0: it waits for all."""
     collective: str = ""
     """Of the direct route, planned while the job runs; empty: as its file says."""
-    """Share of the members whose joins suffice for a plan; 0: it waits for all."""
     whole: bool = False
     """A round commits only with the contribution of every member of its plan."""
     required: frozenset[str] = frozenset()

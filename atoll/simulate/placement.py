@@ -19,7 +19,7 @@ from atoll.hub.jobs.completion import RestartPolicy, failures_after, outcome
 from atoll.hub.jobs.members import next_attempt
 from atoll.hub.jobs.record import Job, Member
 from atoll.hub.scheduler.assign import WHOLE, Demand, assign
-from atoll.hub.scheduler.requests import Standing, demand_of, demand_of_all, given_up, is_due
+from atoll.hub.scheduler.requests import LiveProcesses, demand_of, demand_of_all, given_up, is_due
 from atoll.hub.scheduler.resources import Capacity, mismatch, request_of
 from atoll.ids import member_id
 from atoll.simulate.record import Record
@@ -200,12 +200,12 @@ class Placement:
     def _demands(self, most: int) -> list[Demand]:
         """Return what the job demands, at most so many, the first to be served first."""
         asks: list[Demand] = []
-        standing = Standing(whole=self.present, beside={}, there={})
+        living = LiveProcesses(whole=self.present, beside={}, there={})
         for slot in sorted(self._lacking):
             process = self.job.members.get(member_id(slot))
             if process is None or (not given_up(process, self.job) and self._due(process)):
                 names = [member_id(slot)]
-                asks.append(demand_of(self.job, slot, names, number=0, standing=standing))
+                asks.append(demand_of(self.job, slot, names, number=0, living=living))
                 if len(asks) == most:
                     break
         return asks

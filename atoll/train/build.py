@@ -50,7 +50,7 @@ from atoll.models import (
     model_row,
 )
 from atoll.models.adapted import Adapter
-from atoll.models.causal_lm import build_causal_lm
+from atoll.models.build_causal_lm import build_causal_lm
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
 from atoll.strategies.compatibility import check_job

@@ -16,7 +16,7 @@ import secrets
 import msgspec
 
 from atoll.errors import AuthError, ConfigError
-from atoll.wire.spake2 import Keys, Side, expanded
+from atoll.wire.spake2 import Keys, Password, Side, expanded
 
 DIGITS = 6
 JOINER, HUB = b"atoll joiner", b"atoll hub"
@@ -74,9 +74,9 @@ def read_code(text: str) -> str:
     return f"{digits[: DIGITS // 2]}-{digits[DIGITS // 2 :]}"
 
 
-def side(w: int, *, is_joiner: bool) -> Side:
-    """Return one side of a new exchange; `w` is `scalar_of` the code."""
-    return Side(w=w, is_a=is_joiner, identity_a=JOINER, identity_b=HUB)
+def side(password: Password, *, is_joiner: bool) -> Side:
+    """Return one side of a new exchange."""
+    return Side(password=password, is_a=is_joiner, identity_a=JOINER, identity_b=HUB)
 
 
 def seal(ticket: str, keys: Keys) -> bytes:

@@ -4,8 +4,9 @@ RFC 9382, suite SPAKE2-P256-SHA256-HKDF-HMAC (https://www.rfc-editor.org/rfc/rfc
 does not know the code learns nothing to be tried offline: one run of the protocol is one guess,
 also for a man in the middle. A is the side that joins, B the hub.
 
-The arithmetic is in Python, so its time depends on the numbers: on `w`, which every exchange
-multiplies by two constants, and on a random secret that is used once.
+The arithmetic is in Python, so its time depends on the numbers. The code's number `w` is therefore
+multiplied once per code, before any message (:class:`Password`); an exchange multiplies a random
+secret that is used once.
 """
 
 from __future__ import annotations
@@ -49,10 +50,26 @@ N = _from_x(0xD8BBD6C639C62937B04D997F38C3770719C629D7014D49A24B4F98BAA1292B49, 
 """Constants of RFC 9382, section 4, without a known logarithm."""
 
 
-def scalar_of(code: str) -> int:
-    """Return `w`, the number that stands for a code; not 0."""
-    made = hashlib.pbkdf2_hmac("sha256", code.encode(), b"atoll pairing code", _ROUNDS, dklen=48)
-    return int.from_bytes(made) % (ORDER - 1) + 1
+@dataclass(frozen=True, slots=True, repr=False)
+class Password:
+    """The number `w` of a code, and its multiples of the constants M and N."""
+
+    w: int
+    m: Point
+    n: Point
+
+    @classmethod
+    def of(cls, w: int) -> Password:
+        """Return the password of a number from 1 to `ORDER` - 1."""
+        return cls(w, multiplied(w, M), multiplied(w, N))
+
+    @classmethod
+    def of_code(cls, code: str) -> Password:
+        """Return the password of a pairing code."""
+        made = hashlib.pbkdf2_hmac(
+            "sha256", code.encode(), b"atoll pairing code", _ROUNDS, dklen=48
+        )
+        return cls.of(int.from_bytes(made) % (ORDER - 1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ class Keys:
 class Side:
     """One side of one exchange; use it once."""
 
-    w: int
+    password: Password
     is_a: bool
     identity_a: bytes
     identity_b: bytes
@@ -78,7 +95,7 @@ class Side:
 
     def share(self) -> bytes:
         """Return the point to send, 65 bytes."""
-        own = multiplied(self.w, M if self.is_a else N)
+        own = self.password.m if self.is_a else self.password.n
         return encoded(added(multiplied(self.secret, G), own))
 
     def keys(self, own: bytes, other: bytes) -> Keys:
@@ -87,12 +104,12 @@ class Side:
         Raises:
             WireError: what came is not a point of the curve.
         """
-        mask = multiplied(self.w, N if self.is_a else M)
+        mask = self.password.n if self.is_a else self.password.m
         common = multiplied(self.secret, added(decoded(other), negated(mask)))
         if common is None:
             raise WireError("the other side of a pairing sent a forbidden point")
         shares = (own, other) if self.is_a else (other, own)
-        return schedule(self.identity_a, self.identity_b, *shares, encoded(common), self.w)
+        return schedule(self.identity_a, self.identity_b, *shares, encoded(common), self.password.w)
 
 
 def schedule(a: bytes, b: bytes, share_a: bytes, share_b: bytes, common: bytes, w: int) -> Keys:

@@ -93,7 +93,7 @@ def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) ->
     """The liar has delivered everything before the honest two say what they have."""
     world.donor("w0", numel=1000, seed=5)
     models = [world.donor(f"w{slot}", numel=1000) for slot in (1, 2)]
-    busy = [world.gates[f"w{slot}"].moving() for slot in (1, 2)]
+    busy = [world.state_locks[f"w{slot}"].moving() for slot in (1, 2)]
     for gate in busy:
         gate.__enter__()
     world.events.clear()

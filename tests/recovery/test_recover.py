@@ -79,7 +79,7 @@ def test_donor_in_mid_step_is_waited_for(world: World) -> None:
     inside, out = threading.Event(), threading.Event()
 
     def step() -> None:
-        with world.gates["w0"].moving():
+        with world.state_locks["w0"].moving():
             looks = model.looks
             inside.set()
             out.wait(PATIENCE_S)

@@ -23,7 +23,7 @@ from atoll.node.identity.discovery import FoundHub, hub_at
 from atoll.node.identity.join import enter_cluster
 from atoll.node.identity.pairing import pair
 from atoll.wire.pairing import PairShare, PairStart, PairTicket, seal, side
-from atoll.wire.spake2 import scalar_of
+from atoll.wire.spake2 import Password
 from tests.security.conftest import INFO, operator, serving, web
 
 Answer = Callable[[str, str, bytes], tuple[int, bytes]]
@@ -172,7 +172,7 @@ def test_who_relays_everything_gets_no_ticket_and_is_noticed(
 
 def test_who_does_not_know_the_code_cannot_pass_for_the_hub(tmp_path: Path) -> None:
     """The liar guesses a code, runs the protocol and offers a ticket of its own hub."""
-    secret = side(scalar_of("000-000"), is_joiner=False)
+    secret = side(Password.of_code("000-000"), is_joiner=False)
     kept: dict[str, Any] = {}
 
     def lie(_method: str, path: str, body: bytes) -> tuple[int, bytes]:

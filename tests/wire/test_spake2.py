@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +15,13 @@ from atoll.wire.spake2 import (
     ORDER,
     G,
     Keys,
+    Password,
     Side,
     added,
     decoded,
     encoded,
     multiplied,
     negated,
-    scalar_of,
 )
 
 VECTORS = [
@@ -70,8 +72,8 @@ VECTORS = [
 def test_both_sides_compute_the_vectors_of_the_rfc(vector: tuple[str, ...]) -> None:
     a, b, w, x, y, share_a, share_b, key, mac_a, mac_b = vector
     names = {"identity_a": a.encode(), "identity_b": b.encode()}
-    one = Side(w=int(w, 16), is_a=True, secret=int(x, 16), **names)
-    two = Side(w=int(w, 16), is_a=False, secret=int(y, 16), **names)
+    one = Side(password=Password.of(int(w, 16)), is_a=True, secret=int(x, 16), **names)
+    two = Side(password=Password.of(int(w, 16)), is_a=False, secret=int(y, 16), **names)
     assert (one.share().hex(), two.share().hex()) == (share_a, share_b)
     expected = Keys(bytes.fromhex(key), bytes.fromhex(mac_a), bytes.fromhex(mac_b))
     assert one.keys(one.share(), two.share()) == expected
@@ -79,7 +81,10 @@ def test_both_sides_compute_the_vectors_of_the_rfc(vector: tuple[str, ...]) -> N
 
 
 def test_sides_with_different_codes_have_nothing_in_common() -> None:
-    one, two = side(scalar_of("111-111"), is_joiner=True), side(1, is_joiner=False)
+    one, two = (
+        side(Password.of_code("111-111"), is_joiner=True),
+        side(Password.of(1), is_joiner=False),
+    )
     ours, theirs = (one.keys(one.share(), two.share()), two.keys(two.share(), one.share()))
     assert ours.key != theirs.key
     assert ours.mac_a != theirs.mac_a
@@ -88,9 +93,21 @@ def test_sides_with_different_codes_have_nothing_in_common() -> None:
 
 
 def test_own_share_sent_back_gives_no_proof() -> None:
-    one = side(scalar_of("111-111"), is_joiner=True)
+    one = side(Password.of_code("111-111"), is_joiner=True)
     keys = one.keys(one.share(), one.share())
     assert keys.mac_a != keys.mac_b
+
+
+def test_an_exchange_multiplies_no_code() -> None:
+    """Its time would tell something about the code to who starts many exchanges."""
+    known = Password.of_code("111-111")
+    without = dataclasses.replace(known, w=0)
+    for is_a in (True, False):
+        sides = [
+            Side(password=each, is_a=is_a, identity_a=b"", identity_b=b"", secret=7)
+            for each in (known, without)
+        ]
+        assert sides[0].share() == sides[1].share()
 
 
 def test_the_group_has_its_order_and_inverses() -> None:
@@ -109,9 +126,9 @@ def test_bytes_that_are_no_point_are_refused(data: bytes) -> None:
 
 def test_a_share_that_cancels_the_mask_is_refused() -> None:
     """The common point would be infinity, which everybody knows."""
-    w = scalar_of("111-111")
-    one = side(w, is_joiner=True)
-    mask = Side(w=w, is_a=False, identity_a=b"", identity_b=b"", secret=ORDER).share()
+    password = Password.of_code("111-111")
+    one = side(password, is_joiner=True)
+    mask = Side(password=password, is_a=False, identity_a=b"", identity_b=b"", secret=ORDER).share()
     with pytest.raises(WireError, match="forbidden"):
         one.keys(one.share(), mask)
 

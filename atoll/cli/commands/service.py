@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll import system as machine
+from atoll.cli.commands import hub, join
 from atoll.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -164,10 +165,11 @@ def _check_role(role: str) -> None:
 
 def _check(role: str, arguments: list[str]) -> None:
     """Raise for arguments that `atoll hub` or `atoll join` would refuse."""
-    from atoll.cli.main import app as everything
-
     _check_role(role)
-    verbs: Any = typer.main.get_command(everything)
+    starting = typer.Typer()
+    starting.add_typer(hub.app, name="hub")
+    starting.command("join")(join.join)
+    verbs: Any = typer.main.get_command(starting)
     verb = "join" if role == "node" else "hub"
     verbs.commands[verb].make_context(f"atoll {verb}", list(arguments))
     if role == "node" and not any(word.startswith(("atoll://", "@")) for word in arguments):

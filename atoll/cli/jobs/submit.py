@@ -163,7 +163,7 @@ def place_of(view: dict[str, Any]) -> Capacity:
         node=str(view["node"]),
         info=msgspec.convert(view["info"], NodeInfo),
         connected=view["state"] == NodeState.ONLINE,
-        draining="it is asked to" if view.get("draining") else "",
+        draining="its owner asked for it" if view.get("draining") else "",
         stats=view.get("stats") or {},
     )
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.order import hashes, permutation
-from atoll.data.pretrained import PretrainedTokenizer
+from atoll.data.tokens import PretrainedTokenizer
 from atoll.data.tuning.options import ExampleOptions
 from atoll.data.tuning.packing import Rows
 from atoll.data.tuning.quality import Quality

@@ -184,6 +184,8 @@ class FactCollector:
                     if member.live:
                         running[member.node].append((job.job, f"{job.job}/{member.member}"))
         now = self._clock.monotonic()
+        for gone in self._nodes.keys() - self._membership.nodes.keys():
+            del self._nodes[gone]
         self.links.forget(
             lambda a: a not in self._membership.nodes and self._sessions.get(a) is None
         )

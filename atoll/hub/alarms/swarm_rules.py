@@ -23,7 +23,7 @@ def stage_slow(facts: Facts) -> Iterator[Finding]:
     for job, swarm in _swarms(facts):
         rates = [stage.rows_per_s or 0.0 for stage in swarm.stages]
         slow = next((stage for stage in swarm.stages if stage.slowest), None)
-        if slow is None or swarm.paused or not slow.rows_per_s:
+        if slow is None or swarm.paused or not slow.rows_per_s or len(rates) < 2:
             continue
         next_rate = min(rate for stage, rate in zip(swarm.stages, rates, strict=True)
                         if stage is not slow)  # fmt: skip

@@ -33,8 +33,9 @@ from atoll.hub.jobs.record import (
     check_files,
     check_labels,
     check_spec_change,
+    restored_on_error,
 )
-from atoll.hub.jobs.times import note_time
+from atoll.hub.jobs.times import TIMES, note_time
 from atoll.hub.observability.events import Events
 from atoll.hub.security.secrets import Secrets
 from atoll.hub.storage.blobs import Blobs
@@ -235,19 +236,15 @@ class Jobs:
     ) -> Job:
         """Change a job's state, record when it started or ended, and add an event."""
         record = self.get(job)
-        before = (record.state, record.reason, record.error, record.ended)
-        now = self._clock.wall()
-        record.state, record.reason, record.error = state, reason, error
-        record.ended = now if state.ended else None
-        if state == JobState.RUNNING and record.started is None:
-            record.started = now
-        note_time(record, now)
-        try:
+        before, now = (record.state, record.reason), self._clock.wall()
+        with restored_on_error(record, ("state", "reason", "error", "started", "ended", *TIMES)):
+            record.state, record.reason, record.error = state, reason, error
+            record.ended = now if state.ended else None
+            if state == JobState.RUNNING and record.started is None:
+                record.started = now
+            note_time(record, now)
             await self._save(record)
-        except BaseException:
-            record.state, record.reason, record.error, record.ended = before
-            raise
-        if before[:2] != (state, reason):
+        if before != (state, reason):
             await self._events.add(
                 job, state, reason or ("started" if state == JobState.RUNNING else state)
             )
@@ -256,9 +253,10 @@ class Jobs:
     async def update(self, job: str, **changes: Any) -> Job:
         """Change fields of a job other than its state and its members."""
         record = self.get(job)
-        change_fields(record, changes, _JOB_FIELDS)
-        note_time(record, self._clock.wall())
-        await self._save(record)
+        with restored_on_error(record, (*(changes.keys() & _JOB_FIELDS), *TIMES)):
+            change_fields(record, changes, _JOB_FIELDS)
+            note_time(record, self._clock.wall())
+            await self._save(record)
         return record
 
     async def replace_spec(self, job: str, text: str) -> Job:

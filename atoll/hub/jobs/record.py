@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -188,6 +189,18 @@ class Job(msgspec.Struct, kw_only=True):
         return frozenset(
             member_id(slot) for slot, role in enumerate(self._roles) if role.role != ACTOR
         )
+
+
+@contextmanager
+def restored_on_error(target: Any, names: Iterable[str]) -> Iterator[None]:
+    """Set these fields of a record back if the block raises, e.g. because it was not saved."""
+    before = {name: getattr(target, name) for name in names}
+    try:
+        yield
+    except BaseException:
+        for name, value in before.items():
+            setattr(target, name, value)
+        raise
 
 
 def change_fields(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:

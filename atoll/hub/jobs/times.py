@@ -9,6 +9,9 @@ from __future__ import annotations
 from atoll.hub.jobs.record import Job
 from atoll.wire.states import JobState
 
+TIMES = ("trains_since", "trained_s")
+"""Fields that `note_time` changes."""
+
 
 def note_time(job: Job, now: float) -> None:
     """Begin or end a span of training after a change of a job's state or pause."""

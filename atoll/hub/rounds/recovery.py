@@ -62,7 +62,7 @@ class RecoveryCoordinator:
 
         Raises GroupError if the job is ending, so that the state is no longer needed.
         """
-        runtime = self._runtimes(job)
+        runtime = self._rounds.runtime(job)
         if body.ready:
             async with runtime.lock:
                 effects = runtime.machine.recover(
@@ -87,7 +87,7 @@ class RecoveryCoordinator:
 
     async def standing(self, job: str, member: str, body: Standing) -> None:
         """Record that a member has the committed state; raises LeftBehind if it is outdated."""
-        runtime = self._runtimes(job)
+        runtime = self._rounds.runtime(job)
         async with runtime.lock:
             now = self._clock.monotonic()
             effects = runtime.machine.stand(member, body.round, body.base, now)
@@ -110,9 +110,6 @@ class RecoveryCoordinator:
         return any(  # a live one is about to reconnect
             (m.live or m.state == MemberState.LOST) and m.exit_code is None for m in missed
         )
-
-    def _runtimes(self, job: str) -> RoundRuntime:
-        return self._rounds.runtime(job)
 
     def _sources(
         self, machine: RoundMachine, member: str, holders: list[str], checkpoint: int

@@ -54,8 +54,6 @@ def write_rounds(connection: sqlite3.Connection, job: str, *, folder: Path, alon
         log.warning("%s: %s was not written: %s", job, NAME, error)
 
 
-logger = logging.getLogger(__name__)
-
 SCHEMA = (
     """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -307,7 +305,7 @@ class RoundStore:
                 lambda connection: write_rounds(connection, job, folder=folder, alone=alone)
             )
         except AtollError as error:
-            logger.warning("%s is not summed up: %s", job, error)
+            log.warning("%s is not summed up: %s", job, error)
 
 
 def _describe(

@@ -7,11 +7,12 @@ and ended with the hub (by the kernel on Linux; elsewhere it exits when its link
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from atoll.config import WorkerEnvironment, child_environment
@@ -30,6 +31,7 @@ STEADY_S = 60.0
 
 GRACE_S = 0.5
 LINES_AT_ONCE = 100
+READ_BYTES = 16_384
 
 
 def torch_is_here() -> bool:
@@ -128,11 +130,23 @@ class ReducerProcesses:
 
     async def _ship_lines(self, job: str, name: str, process: asyncio.subprocess.Process) -> None:
         """Add the process's output to the job's log until it closes its output."""
-        reader, source, seq = process.stdout, new_suffix(), 1
-        while reader is not None and (chunk := await reader.read(16_384)):
-            lines = chunk.decode(errors="replace").splitlines()[:LINES_AT_ONCE]
+        source, seq = new_suffix(), 1
+        assert process.stdout is not None
+        async for lines in output_lines(process.stdout):
             await self._stores.logs.add(job, name, source=source, seq=seq, lines=lines)
             seq += len(lines)
+
+
+async def output_lines(output: asyncio.StreamReader) -> AsyncIterator[list[str]]:
+    """Yield whole lines, at most `LINES_AT_ONCE` together; very long ones are cut."""
+    decoder, rest, chunk = codecs.getincrementaldecoder("utf-8")("replace"), "", b"-"
+    while chunk:
+        chunk = await output.read(READ_BYTES)
+        *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
+        if rest and (not chunk or len(rest) >= READ_BYTES):
+            lines, rest = [*lines, rest], ""
+        for first in range(0, len(lines), LINES_AT_ONCE):
+            yield [line.rstrip("\r") for line in lines[first : first + LINES_AT_ONCE]]
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

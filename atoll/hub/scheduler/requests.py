@@ -58,7 +58,7 @@ class CapacityView:
         places = []
         for node in self._membership.nodes.values():
             session = self._sessions.get(node.node)
-            why = (node.drain_reason or "it is asked to") if node.draining else ""
+            why = (node.drain_reason or "its owner asked for it") if node.draining else ""
             places.append(
                 Capacity(
                     node=node.node,
@@ -125,7 +125,7 @@ class PlacementRequests:
     async def _ask_again(self, job: Job, requests: Request, *, number: int) -> None:
         """Add the requests of a running job: one for each member that lacks processes."""
         lacking = missing_members(job)
-        standing = Standing.of(job) if lacking else None
+        living = LiveProcesses.of(job) if lacking else None
         for slot, names in lacking.items():
             due = []
             for name in names:
@@ -134,9 +134,9 @@ class PlacementRequests:
                     due.append(name)
                 elif not given_up(before, job):
                     requests.pausing.add((job.job, name))
-            if due and standing is not None:
+            if due and living is not None:
                 requests.lacking[job.job, slot] = due
-                requests.asks.append(demand_of(job, slot, due, number=number, standing=standing))
+                requests.asks.append(demand_of(job, slot, due, number=number, living=living))
 
     async def _is_due(self, job: Job, process: Member) -> bool:
         """Return whether to launch a missing member or follower again now."""
@@ -155,7 +155,7 @@ class PlacementRequests:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class LiveProcesses:
     """The live processes of a job, computed once for all its demands."""
 
     whole: int
@@ -166,7 +166,7 @@ class Standing:
     """Nodes of live processes by slot."""
 
     @classmethod
-    def of(cls, job: Job) -> Standing:
+    def of(cls, job: Job) -> LiveProcesses:
         """Compute it from the job's record."""
         there: dict[int, list[str]] = {}
         for process in job.processes:
@@ -188,7 +188,7 @@ def demand_of_all(job: Job, *, number: int) -> Demand:
 
 
 def demand_of(
-    job: Job, slot: int, names: Sequence[str], *, number: int, standing: Standing
+    job: Job, slot: int, names: Sequence[str], *, number: int, living: LiveProcesses
 ) -> Demand:
     """Return the request for a member of a running job that lacks these processes."""
     before = job.process(names[0])
@@ -196,9 +196,9 @@ def demand_of(
         key=(job.job, slot), want=request_of(job.spec, member=names[0]), machines=job.machines,
         least=1 if job.spec.island.may_shrink else len(names), most=len(names),
         priority=job.spec.job.priority, number=number,
-        essential=standing.whole < max(1, job.min_nodes),
+        essential=living.whole < max(1, job.min_nodes),
         avoid=before.node if before is not None else "",
-        beside=standing.beside, there=tuple(standing.there.get(slot, ())),
+        beside=living.beside, there=tuple(living.there.get(slot, ())),
     )  # fmt: skip
 
 

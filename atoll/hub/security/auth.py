@@ -304,7 +304,8 @@ class Auth:
             hash_ for hash_, other in self._tokens.items()
             if (other.role, other.name) == (role, name) and member in ("", other.member)
         ]  # fmt: skip
-        self._tokens = {h: other for h, other in self._tokens.items() if h not in set(ended)}
+        gone = set(ended)
+        self._tokens = {h: other for h, other in self._tokens.items() if h not in gone}
         if role == "job" and not member:
             self._newest = {k: v for k, v in self._newest.items() if k[0] != name}
         return ended

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.errors import AuthError
 from atoll.hub.security.certificates import write_secret
 from atoll.ids import new_token
 
@@ -26,11 +27,23 @@ class HubSecrets(msgspec.Struct, frozen=True):
 
 
 def load_or_make(folder: Path) -> HubSecrets:
-    """Return the secrets of a hub's folder, or new ones, which are not stored yet."""
+    """Return the secrets of a hub's folder, or new ones, which are not stored yet.
+
+    Raises:
+        AuthError: the file is damaged. New secrets would shut out owner and running members.
+    """
+    path = folder / FILE
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=HubSecrets)
-    except (FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=HubSecrets)
+    except FileNotFoundError:
         return HubSecrets(operator_token=new_token(), ticket=new_token())
+    except msgspec.DecodeError as error:
+        raise AuthError(
+            "the hub's secrets cannot be read",
+            given=f"{path} ({error})",
+            remedy="restore the file from a backup; if there is none, delete it: the hub then "
+            "makes new secrets, and machines have to join again",
+        ) from error
 
 
 def save(folder: Path, secrets: HubSecrets) -> None:

@@ -16,7 +16,7 @@ from atoll.clock import Clock
 from atoll.errors import AuthError, WrongCode
 from atoll.ids import new_token
 from atoll.wire.pairing import PairShare, new_code, side
-from atoll.wire.spake2 import Keys, scalar_of
+from atoll.wire.spake2 import Keys, Password
 
 VALID_S = 600.0
 TRIES = 3
@@ -61,7 +61,7 @@ class _Exchange:
 @dataclass(slots=True)
 class _Code:
     text: str = ""
-    w: int = 0
+    password: Password | None = None
     serial: int = 0
     ends: float = 0.0
     tries_left: int = TRIES
@@ -103,7 +103,7 @@ class Pairing:
         text = new_code()
         self._code = _Code(
             text=text,
-            w=scalar_of(text),
+            password=Password.of_code(text),
             serial=self._code.serial + 1,
             ends=self._clock.monotonic() + VALID_S,
             tries_left=tries,
@@ -118,7 +118,8 @@ class Pairing:
         """
         self._check_open()
         code = self._code
-        own = side(code.w, is_joiner=False)
+        assert code.password is not None  # of every open code
+        own = side(code.password, is_joiner=False)
         sent, keys = await asyncio.to_thread(lambda: (mine := own.share(), own.keys(mine, share)))
         now = self._clock.monotonic()
         exchanges, name = code.exchanges, new_token()

@@ -80,6 +80,7 @@ class Replicator:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._running.discard(job)  # a task that had not begun does not do it itself
         self._trouble.pop(job, None)
 
     async def close(self) -> None:
@@ -105,7 +106,7 @@ class Replicator:
     async def _try(self, job: str, url: str) -> int:
         try:
             return await self._run(job, url, await self._access(job))
-        except AtollError as error:
+        except (AtollError, OSError) as error:  # OSError: the process was not started, or is gone
             await self._failed(job, str(error))
             return 1
 
@@ -128,9 +129,6 @@ class Replicator:
             async for line in process.stdout:
                 await self._tell(job, line)
             return await process.wait()
-        except OSError as error:
-            logger.warning("the process that copies checkpoints of %s failed: %s", job, error)
-            return 1
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,12 +53,12 @@ async def receive(
 
 def put_in_place(temporary: Path, path: Path) -> os.stat_result:
     """Rename a file durably and return its status."""
-    fresh = not path.parent.is_dir()
+    made = list(itertools.takewhile(lambda folder: not folder.is_dir(), path.parents))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.replace(path)
     flush_folder(path.parent)
-    if fresh:
-        flush_folder(path.parent.parent)
+    for folder in made:
+        flush_folder(folder.parent)
     return path.stat()
 
 

@@ -60,22 +60,24 @@ def _collect(
     say: Callable[[str], None],
     wanted: StillWanted,
 ) -> list[str]:
-    found = _choose(folder, Rules(spec.job.artifacts), say)
     names: list[str] = []
-    if not found:
-        say("no file matches " + ", ".join(spec.job.artifacts))
-        return names
-    total = 0
+    unsent, total = "the files", 0
     try:
+        found = _choose(folder, Rules(spec.job.artifacts), say)
+        if not found:
+            say("no file matches " + ", ".join(spec.job.artifacts))
+            return names
         with client() as hub:
-            for name, path, nbytes in found:
+            for path_there, path, nbytes in found:
                 wanted.check()
-                names.append(f"artifacts/{command.member}/{name}")
-                hub.put_file(command.job, names[-1], path, progress=wanted.check)
+                name = f"artifacts/{command.member}/{path_there}"
+                unsent = f"{name} and the following files"
+                hub.put_file(command.job, name, path, progress=wanted.check)
+                names.append(name)
                 total += nbytes
     except (AtollError, OSError) as error:
         log.warning("artifacts of %s %s: %s", command.job, command.member, error)
-        say(f"{names.pop()} and the following files are not sent: {error}")
+        say(f"{unsent} are not sent: {error}")
         return names
     say(f"{len(names)} files, {total / 1e6:.1f} MB")
     return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -217,41 +218,40 @@ class Attempt:
         )
         sandbox = None
         if machine.sandbox and spec.launch.launcher == "process" and not is_reducer(member):
-            check_possible(spec, machine.sandbox)
             sandbox = machine.sandbox
+            await asyncio.to_thread(check_possible, spec, sandbox)
         directory = machine.jobs / command.job / member
         variables = lay_out(
             command, directory=directory, hub=machine.hub, endpoint=machine.endpoint,
             device=device_of(spec, machine.offer),
             hub_only=sandbox is not None and sandbox.network == "hub",
         )  # fmt: skip
-        prepared = Workspace(directory, Path(sys.executable))
-        if not is_reducer(member):
-            prepared = await machine.preparer.prepare(
-                command, spec, directory=directory, on_line=self._say
+        with contextlib.ExitStack() as undo:
+            prepared = Workspace(directory, Path(sys.executable))
+            if not is_reducer(member):
+                prepared = await machine.preparer.prepare(
+                    command, spec, directory=directory, on_line=self._say
+                )
+                undo.callback(machine.preparer.release, prepared)
+                if spec.launch.secrets:
+                    self._secrets = await asyncio.to_thread(self._fetch_secrets)
+            caps = machine.shares.take(spec, member=member, offer=machine.offer, nice=machine.nice)
+            undo.callback(machine.shares.give_back, caps)
+            order = Order(
+                command=command,
+                spec=spec,
+                directory=directory,
+                folder=prepared.folder,
+                python=prepared.python,
+                variables=variables,
+                caps=caps,
+                mounts=tuple(mounts),
+                sandbox=sandbox,
+                secrets=self._secrets,
             )
-        if spec.launch.secrets and not is_reducer(member):
-            self._secrets = await asyncio.to_thread(self._fetch_secrets)
-        caps = machine.shares.take(spec, member=member, offer=machine.offer, nice=machine.nice)
-        order = Order(
-            command=command,
-            spec=spec,
-            directory=directory,
-            folder=prepared.folder,
-            python=prepared.python,
-            variables=variables,
-            caps=caps,
-            mounts=tuple(mounts),
-            sandbox=sandbox,
-            secrets=self._secrets,
-        )
-        kind = "process" if is_reducer(member) else spec.launch.launcher
-        try:
+            kind = "process" if is_reducer(member) else spec.launch.launcher
             process = await machine.launcher(kind).start(order, self._line)
-        except BaseException:
-            machine.shares.give_back(caps)
-            machine.preparer.release(prepared)
-            raise
+            undo.pop_all()
         self._process, self._begun = process, _Begun(process, order, prepared)
         log.info("%s %s runs as %s", *self.key, process.name)
         machine.watch.add(

@@ -29,6 +29,8 @@ class Workspace:
 
     folder: Path
     python: Path
+    lock: FileLock | None = None
+    """Held while its environment is in use; None: it uses the agent's own Python."""
 
 
 class WorkspaceBuilder:
@@ -51,8 +53,6 @@ class WorkspaceBuilder:
         self._client = client
         self._code = CodeCache(home / "code", max_bytes=max_code_bytes)
         self._venvs = Venvs(home / "venvs", max_bytes=max_venv_bytes, build_s=build_s)
-        self._held: dict[Path, FileLock] = {}
-        """Locks of environments in use, by working folder."""
 
     @property
     def children(self) -> set[int]:
@@ -82,7 +82,6 @@ class WorkspaceBuilder:
 
         sha256 = spec.job.code.removeprefix("sha256:")
         folder = directory / FOLDER
-        self._let_go(folder)
         client = functools.partial(self._client, command.token)
         count, fetched = await self._code.unpack(sha256, folder, client=client)
         say(f"code {sha256[:12]}: {count} files, {'fetched' if fetched else 'in the cache'}")
@@ -95,18 +94,13 @@ class WorkspaceBuilder:
             folder=folder,
         )
         use = await self._venvs.use(recipe, on_line=say)
-        self._held[folder] = use.lock
         say(f"environment of {spec.job.requirements}: {use.python.parent.parent.name[:12]}")
-        return Workspace(folder, use.python)
+        return Workspace(folder, use.python, use.lock)
 
     def release(self, prepared: Workspace) -> None:
         """Unlock the environment of an ended process, so that it may be deleted."""
-        self._let_go(prepared.folder)
-
-    def _let_go(self, folder: Path) -> None:
-        lock = self._held.pop(folder, None)
-        if lock is not None:
-            lock.release()
+        if prepared.lock is not None:
+            prepared.lock.release()
 
 
 def _read(folder: Path, name: str) -> str:

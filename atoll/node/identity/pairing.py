@@ -15,7 +15,7 @@ from atoll.node.identity import identity
 from atoll.node.identity.discovery import FoundHub
 from atoll.node.identity.join import known_hub
 from atoll.wire.pairing import read_code, side, unseal
-from atoll.wire.spake2 import scalar_of
+from atoll.wire.spake2 import Password
 
 
 def pair(found: FoundHub, code: str, *, proxy: str = "") -> Ticket:
@@ -30,7 +30,7 @@ def pair(found: FoundHub, code: str, *, proxy: str = "") -> Ticket:
         ConfigError: this is not a code, or the hub does not pair.
         HubUnreachable: no hub answers.
     """
-    own = side(scalar_of(read_code(code)), is_joiner=True)
+    own = side(Password.of_code(read_code(code)), is_joiner=True)
     endpoint = HubEndpoint(proxy=proxy_of(proxy, hub=found.url), verified=False)
     with HubClient(found.url, endpoint=endpoint) as client:
         sent = own.share()

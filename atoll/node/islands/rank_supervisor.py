@@ -48,7 +48,6 @@ from atoll.node.islands.supervisor_link import (
 log = logging.getLogger(__name__)
 
 HERE = "127.0.0.1"
-PORT_TRIES = 3  # another process may take the port before rank 0 listens
 SETTLE_S = 1.0
 """Wait after the exit of a rank that only noticed the loss of another one, so that the error names
 the cause."""

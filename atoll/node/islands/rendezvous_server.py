@@ -23,6 +23,7 @@ from atoll.net.member_tls import MemberTls
 from atoll.net.proxies import at_address
 from atoll.node.islands.supervisor_link import SupervisorLink, Word, receive
 from atoll.node.machine.interfaces import is_loopback, meeting_addresses
+from atoll.node.processes.accepting import accepted, stop_listening
 from atoll.wire.messages import RendezvousAddress
 
 log = logging.getLogger(__name__)
@@ -114,15 +115,14 @@ class RendezvousServer:
                 remedy="look at the network of this machine, or set machines = 1 in [island]",
             ) from error
         for work in (self._accept, self._renew):
-            threading.Thread(target=work, args=(self._listener,), name="gate", daemon=True).start()
+            threading.Thread(
+                target=work, args=(self._listener,), name="rendezvous", daemon=True
+            ).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._closed.set()
         if self._listener is not None:
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+            stop_listening(self._listener, self._closed)
         for follower in self.followers().values():
             follower.link.close()
 
@@ -178,14 +178,7 @@ class RendezvousServer:
     # -------------------------------------------------------------------------- connections
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, address = listener.accept()
-            except OSError:
-                if self._closed.is_set():
-                    return
-                self._closed.wait(0.1)  # e.g. too many open files: do not spin
-                continue
+        for sock, address in accepted(listener, self._closed):
             if not self._handshakes.acquire(blocking=False):
                 sock.close()
                 continue

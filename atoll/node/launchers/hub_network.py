@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll import system
+from atoll.node.processes.accepting import accepted, stop_listening
 
 BACKLOG = 64
 CONNECT_S = 10.0
@@ -143,14 +144,14 @@ class HubNetwork:
 
     # ----------------------------------------------------------------------- in the agent
 
-    def serve(self) -> HubGate:
+    def serve(self) -> HubForwarder:
         """Forward the connections of the child to the hub; raises OSError if it has not started."""
         with self._near:
             self._far.close()
             _, sockets, _, _ = socket.recv_fds(self._near, 1, 1)
         if not sockets:
             raise ConnectionAbortedError("the process did not open its way to the hub")
-        return HubGate(socket.socket(fileno=sockets[0]), self._host, self._port)
+        return HubForwarder(socket.socket(fileno=sockets[0]), self._host, self._port)
 
     def close(self) -> None:
         """Forget a child that did not start."""
@@ -158,7 +159,7 @@ class HubNetwork:
         self._far.close()
 
 
-class HubGate:
+class HubForwarder:
     """Forwards connections from one program's network to its hub."""
 
     def __init__(self, listener: socket.socket, host: str, port: int) -> None:
@@ -166,27 +167,22 @@ class HubGate:
         self._listener, self._place = listener, (host, port)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._closed = False
-        threading.Thread(target=self._accept, name="hub-gate", daemon=True).start()
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, name="hub-forwarder", daemon=True).start()
 
     def close(self) -> None:
         """Cut all connections."""
+        stop_listening(self._listener, self._closed)
         with self._lock:
-            self._closed = True
-            ends = [self._listener, *self._open]
+            ends = list(self._open)
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
+        for near, _ in accepted(self._listener, self._closed):
             with self._lock:
-                full = self._closed or len(self._open) >= 2 * MOST_LINES
+                full = self._closed.is_set() or len(self._open) >= 2 * MOST_LINES
                 if not full:
                     self._open.add(near)
             if full:
@@ -203,7 +199,7 @@ class HubGate:
                 ends.append(far)
                 with self._lock:
                     self._open.add(far)
-                    if self._closed:
+                    if self._closed.is_set():
                         return
                 for end in ends:
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

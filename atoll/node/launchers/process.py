@@ -21,7 +21,7 @@ from typing import cast
 from atoll import config, system
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
-from atoll.node.launchers.hub_network import HubGate
+from atoll.node.launchers.hub_network import HubForwarder
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order
 from atoll.node.launchers.sandbox import Confinement, temporary
 from atoll.node.launchers.threads import tell
@@ -57,7 +57,7 @@ class ProcessLauncher:
             niceness=order.caps.nice, cpus=order.caps.cpus or (), oom_score=OOM_SCORE
         )
         apart: Confinement | None = None
-        gate: HubGate | None = None
+        forwarder: HubForwarder | None = None
 
         def prepare() -> None:
             if before is not None:
@@ -79,7 +79,7 @@ class ProcessLauncher:
                 **system.apart(),
             )
             try:
-                gate = apart.serve() if apart is not None else None
+                forwarder = apart.serve() if apart is not None else None
             except OSError:
                 system.kill_group(popen.pid)
                 popen.communicate()
@@ -90,7 +90,7 @@ class ProcessLauncher:
             if apart is not None:
                 apart.close()
         _note(order.directory, popen.pid)
-        return ChildProcess(order, popen=popen, on_line=on_line, gate=gate)
+        return ChildProcess(order, popen=popen, on_line=on_line, forwarder=forwarder)
 
 
 class ChildProcess:
@@ -98,15 +98,15 @@ class ChildProcess:
 
     def __init__(
         self, order: Order, *, popen: subprocess.Popen[bytes], on_line: LineHandler,
-        gate: HubGate | None = None,
+        forwarder: HubForwarder | None = None,
     ) -> None:  # fmt: skip
-        """Monitor a process that has just started; `gate` is its way to the hub, if it has one.
+        """Monitor a process that has just started; `forwarder` is closed at its exit.
 
         Two threads wait for its output and for its exit, because its descendants may hold the pipe
         open after its exit.
         """
         self._order = order
-        self._popen, self._gate = popen, gate
+        self._popen, self._forwarder = popen, forwarder
         self._failure: AtollError | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._oom_kills = system.count_oom_kills()
@@ -175,8 +175,8 @@ class ChildProcess:
 
     def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._popen.wait()
-        if self._gate is not None:
-            self._gate.close()
+        if self._forwarder is not None:
+            self._forwarder.close()
         tell(loop, self._code, code)
 
     def _explain(self, code: int) -> AtollError | None:

@@ -15,7 +15,7 @@ from atoll.config import JobSpec
 from atoll.errors import NotAllowed
 from atoll.net.proxies import hub_address
 from atoll.node.launchers import hub_network, landlock
-from atoll.node.launchers.hub_network import HubGate, HubNetwork
+from atoll.node.launchers.hub_network import HubForwarder, HubNetwork
 from atoll.node.launchers.launcher import Order, Sandbox
 
 SYSTEM = (
@@ -147,7 +147,7 @@ class Confinement:
             self._network.enter()
         self._rules.restrict()
 
-    def serve(self) -> HubGate | None:
+    def serve(self) -> HubForwarder | None:
         """Return the forwarder from the started program to its hub; None: it connects directly."""
         return self._network.serve() if self._network is not None else None
 

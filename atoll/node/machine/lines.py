@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node.machine.interfaces import meeting_addresses
+from atoll.node.processes.accepting import accepted, stop_listening
 
 PINGS = 7
 BLOCK = bytes(1 << 16)
@@ -61,11 +62,12 @@ class Listener:
         self._secret, self._seconds = secret, seconds
         self._server = socket.create_server(("", 0))
         self.port = int(self._server.getsockname()[1])
+        self._closed = threading.Event()
         threading.Thread(target=self._serve, name="lines", daemon=True).start()
 
     def close(self) -> None:
         """Stop."""
-        self._server.close()
+        stop_listening(self._server, self._closed)
 
     def __enter__(self) -> Listener:
         return self
@@ -74,11 +76,7 @@ class Listener:
         self.close()
 
     def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:  # it was closed
-                return
+        for connection, _ in accepted(self._server, self._closed):
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(CONNECT_S + 3 * self._seconds)
                 self._answer(connection)

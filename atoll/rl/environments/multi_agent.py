@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, DataError
-from atoll.rl.environments.environment import actions_of, observations_of, render_frame
+from atoll.rl.environments.flat import actions_of, observations_of, render_frame
 
 Array = NDArray[Any]
 

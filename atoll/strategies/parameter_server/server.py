@@ -95,11 +95,10 @@ class ServerOuter(ParameterServerOuter):
     def server_setup(self, parameters: int, members: int) -> Setup:
         """Return a server's configuration; see :meth:`ParameterServerState.server_setup`."""
         options = self.options
-        mode = "synchronous" if options.mode == "stale" and not options.bound else options.mode
         return Setup(
-            rule="sgd" if self.moves else options.optimizer, momentum=options.momentum, mode=mode,
-            bound=options.bound, backups=options.backups, staleness=options.staleness,
-            power=options.staleness_power, limit=options.max_staleness,
+            rule="sgd" if self.moves else options.optimizer, momentum=options.momentum,
+            mode=_mode(options), bound=options.bound, backups=options.backups,
+            staleness=options.staleness, power=options.staleness_power, limit=options.max_staleness,
             compensation=options.compensation, look_ahead=options.look_ahead,
             parameters=parameters, reply=options.reply,
         )  # fmt: skip
@@ -132,6 +131,11 @@ class ServerOuter(ParameterServerOuter):
         return self._scratch
 
 
+def _mode(options: Server) -> str:
+    """Return what the servers do: a bound of 0 means synchronous."""
+    return "synchronous" if options.mode == "stale" and not options.bound else options.mode
+
+
 def _check_mode(options: Server) -> None:
     """Refuse options that have no meaning in a mode.
 
@@ -140,12 +144,12 @@ def _check_mode(options: Server) -> None:
     """
     late = options.staleness != "constant" or options.max_staleness or options.compensation
     late = late or options.look_ahead
-    if options.mode == "synchronous" and late:
+    if _mode(options) == "synchronous" and late:
         raise ConfigError(
             "synchronous mode has no late pushes",
             given=f"staleness = {options.staleness!r}, max_staleness = {options.max_staleness}, "
             f"compensation = {options.compensation}, look_ahead = {options.look_ahead}",
-            expected='mode = "stale" or "asynchronous"',
+            expected='mode = "asynchronous", or "stale" with a bound above 0',
             remedy='mode = "asynchronous"',
         )
     if options.mode != "synchronous" and options.backups:

@@ -66,6 +66,10 @@ def test_stage_whose_speed_is_unknown_is_no_alarm() -> None:
     assert not played("stage-slow", ledger).opened
 
 
+def test_a_single_stage_waits_for_no_other() -> None:
+    assert not played("stage-slow", ledger_with([40.0, 10.0])).opened
+
+
 def test_stages_with_one_member_have_no_spare() -> None:
     found = played("stage-alone", ledger_with([4.0, 4.0], [4.0], [4.0])).only().finding
     assert "stages 1 (lap10), 2 (lap20) have a single member each" in found.cause

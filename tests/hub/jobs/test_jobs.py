@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from atoll.config import JobSpec, parse_spec
@@ -39,6 +40,24 @@ def test_two_jobs_of_one_moment_get_two_names(tmp_path: Path) -> None:
         jobs = [await stores.jobs.create(SPEC, files={}) for _ in range(3)]
         assert len({job.job for job in jobs}) == 3
         assert [job.job for job in stores.jobs.list()] == [job.job for job in reversed(jobs)]
+
+    with_stores(tmp_path, test)
+
+
+def test_a_change_that_is_not_stored_has_not_happened(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        job = await stores.jobs.create(SPEC, files={})
+        before = msgspec.structs.astuple(job)
+        await stores.database.write(lambda c: c.execute("ALTER TABLE jobs RENAME TO away"))
+        with pytest.raises(Exception, match="jobs"):
+            await stores.jobs.set_state(job.job, JobState.RUNNING)
+        with pytest.raises(Exception, match="jobs"):
+            await stores.jobs.update(job.job, paused="by hand", committed_round=3)
+        assert msgspec.structs.astuple(job) == before
+        await stores.database.write(lambda c: c.execute("ALTER TABLE away RENAME TO jobs"))
+        await stores.jobs.set_state(job.job, JobState.RUNNING)
+        assert job.started is not None
+        assert job.trains_since == job.started
 
     with_stores(tmp_path, test)
 

@@ -17,7 +17,7 @@ from atoll.hub.security.pairing import (
     PairingState,
 )
 from atoll.wire.pairing import PairShare, side
-from atoll.wire.spake2 import Keys, Side, scalar_of
+from atoll.wire.spake2 import Keys, Password, Side
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def pairing(clock: VirtualClock) -> Pairing:
 
 def begun(pairing: Pairing, code: str) -> tuple[str, Keys]:
     """Take the first step with a code; return the exchange and the joiner's keys."""
-    own: Side = side(scalar_of(code), is_joiner=True)
+    own: Side = side(Password.of_code(code), is_joiner=True)
     sent = own.share()
     answer: PairShare = asyncio.run(pairing.start(sent))
     return answer.exchange, own.keys(sent, answer.share)

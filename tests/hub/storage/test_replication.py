@@ -78,6 +78,36 @@ def test_trouble_is_told_once_and_ends_with_the_hub(hub: HubServer, tmp_path: Pa
     hub.call(successor.close())
 
 
+def test_program_that_is_missing_is_reported(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.storage.replication.FIRST_PAUSE_S", 0.01)
+    program = tmp_path / "program"
+    made = copies(hub, tmp_path, (str(program),))
+    fill(tmp_path, 1)
+    wake(hub, made, "x")
+    until(lambda: [kind for kind, _ in events_in(hub)] == ["checkpoint-copy-failed"])
+    assert "No such file" in events_in(hub)[0][1]
+    program.write_text(f"#!{sys.executable}\nopen({str(tmp_path / 'mark')!r}, 'w')\n")
+    program.chmod(0o755)
+    until((tmp_path / "mark").exists)  # it is tried again
+    hub.call(made.close())
+
+
+def test_job_that_was_forgotten_at_once_is_copied_later(hub: HubServer, tmp_path: Path) -> None:
+    made, url = copies(hub, tmp_path), str(tmp_path / "elsewhere")
+    fill(tmp_path, 1)
+
+    async def forgotten_at_once() -> None:
+        made.wake("job", url)
+        await made.forget("job")
+        made.wake("job", url)
+
+    hub.call(forgotten_at_once())
+    until(lambda: Remote(url, job="job").rounds() == [1])
+    hub.call(made.close())
+
+
 def test_program_that_fails_is_started_again(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,15 @@ def test_a_hub_that_is_away_is_told_and_is_no_failure(place: Place) -> None:
     assert "are not sent" in place.lines[0]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "url"), [("*.csv", "http://127.0.0.1:no-port"), ("[[:alpha:]].csv", "http://h:1")]
+)
+def test_unusable_hub_or_pattern_is_no_failure(place: Place, pattern: str, url: str) -> None:
+    place.write("a.csv")
+    assert place.collect(pattern, client=lambda: HubClient(url, "x")) == []
+    assert place.lines[0].startswith("[artifacts] the files are not sent: ")
+
+
 def test_node_writes_only_its_own_processes_artifacts(place: Place) -> None:
     _, stranger = place.join("cellar")
     with place.client() as own, place.client(stranger) as other:

@@ -8,18 +8,24 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atoll.config import JobSpec, JobTable, NeedsTable
+from atoll.config import JobSpec, JobTable, LaunchTable, NeedsTable
 from atoll.node.agent import attempt as attempt_module
 from atoll.node.agent.agent import Agent
 from atoll.node.agent.workspace import Workspace
+from atoll.node.launchers.launcher import Sandbox
+from atoll.node.launchers.sandbox import check_possible
+from atoll.node.processes.file_locks import FileLock
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Offer, Offering, Stop
 from tests.node.agent.lone_agent import Hub, launch, lone_agent, program
+from tests.node.agent.preparing_machine import Machine
 from tests.node.launchers.ordering import run, until
 from tests.patience import PROMPT_S
 
@@ -306,6 +312,46 @@ def test_preparation_that_fails_is_told_with_its_lines(
             assert end.error is not None
             assert "a bug" in json.dumps(end.error)
 
+    run(scenario())
+
+
+def test_failed_start_unlocks_its_environment(tmp_path: Path, machine: Machine) -> None:
+    code = machine.send(r_DOT_txt="--no-index\n")
+    spec = dataclasses.replace(
+        program("true", code=code, requirements="r.txt"), launch=LaunchTable(secrets=["KEY"])
+    )
+
+    async def scenario() -> None:
+        async with lone_agent(tmp_path / "agent") as (agent, hub):
+            agent._machine.preparer = machine.preparer
+            hub.put(launch(spec))
+            end = await hub.ended()  # no hub answers when it asks for the secrets
+            assert (end.exit_code, "environment of r.txt" in end.tail[-1]) == (1, True)
+
+    run(scenario())
+    (name,) = machine.kept("venvs")
+    lock = FileLock(machine.home / "venvs" / f"{name}.lock")
+    assert lock.try_lock(shared=False)
+    lock.release()
+
+
+def test_sandbox_is_tried_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with lone_agent(tmp_path) as (agent, hub):
+            await agent.set_offer(Offer(), sandbox=Sandbox())
+            hub.put(launch(program("true")))
+            await hub.ended()
+            assert threads
+            assert threading.current_thread() not in threads
+
+    def observed(*given: Any) -> None:
+        threads.append(threading.current_thread())
+        check_possible(*given)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(attempt_module, "check_possible", observed)
     run(scenario())
 
 

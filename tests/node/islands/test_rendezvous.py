@@ -1,4 +1,4 @@
-"""Gates of islands: who gets in, who does not, and what is waited for. Real sockets, a real hub."""
+"""Rendezvous of islands: who gets in, who does not, what is waited for; real sockets and hub."""
 
 from __future__ import annotations
 

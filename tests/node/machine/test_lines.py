@@ -6,13 +6,14 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from atoll.netlab.lab import Lab
 from atoll.node.machine.lines import Line, Listener, measure_line
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 SECRET = bytes(range(16))
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +45,14 @@ def test_who_does_not_know_the_secret_learns_nothing() -> None:
     with Listener(SECRET, seconds=0.2) as listener:
         found = measure_line("w1", ["127.0.0.1"], listener.port, secret=bytes(16), seconds=0.2)
     assert found == Line(to="w1")
+
+
+def test_closed_listener_ends_its_thread() -> None:
+    others = set(threading.enumerate())
+    with Listener(SECRET, seconds=0.2):
+        (thread,) = set(threading.enumerate()) - others
+    thread.join(PROMPT_S)
+    assert not thread.is_alive()
 
 
 def test_an_address_that_nobody_answers_has_no_line() -> None:

@@ -19,6 +19,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.node.agent.workspace import Workspace
 from atoll.node.packages import venvs
+from atoll.node.processes.file_locks import FileLock
 from tests.node.agent.preparing_machine import Machine, run, with_package
 from tests.node.packages.packages import wheel
 from tests.patience import PATIENCE_S
@@ -155,6 +156,23 @@ def test_dead_agents_build_lock_is_freed(built: tuple[Machine, str]) -> None:
             again = await asyncio.wait_for(task, PATIENCE_S)
             assert again.python == prepared.python
             machine.preparer.release(again)
+
+    asyncio.run(test())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="shared locks are those of POSIX")
+def test_older_process_ends_without_unlocking_the_newer(built: tuple[Machine, str]) -> None:
+    machine, code = built
+
+    async def test() -> None:
+        older = await machine.prepare(code, requirements="requirements.txt")
+        newer = await machine.prepare(code, requirements="requirements.txt")
+        other = FileLock(newer.python.parent.parent.with_suffix(".lock"))
+        machine.preparer.release(older)
+        assert not other.try_lock(shared=False)
+        machine.preparer.release(newer)
+        assert other.try_lock(shared=False)
+        other.release()
 
     asyncio.run(test())
 

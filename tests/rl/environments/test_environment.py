@@ -9,13 +9,8 @@ from gymnasium import spaces
 
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError
-from atoll.rl.environments.environment import (
-    EXTRAS,
-    actions_of,
-    make_environment,
-    observations_of,
-    task_of,
-)
+from atoll.rl.environments.environment import EXTRAS, make_environment, task_of
+from atoll.rl.environments.flat import actions_of, observations_of
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 

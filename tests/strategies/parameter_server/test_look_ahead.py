@@ -227,6 +227,7 @@ def test_per_step_servers_look_ahead_at_the_members_rate(optimizer: str) -> None
         (Asynchronous(look_ahead=1.0, outer_optimizer="sgd", outer_momentum=0.0), "momentum"),
         (Server(look_ahead=1.0, mode="asynchronous"), "momentum"),
         (Server(look_ahead=1.0, optimizer="momentum"), "no late pushes"),
+        (Server(look_ahead=1.0, mode="stale", bound=0, optimizer="momentum"), "no late pushes"),
         (
             Server(look_ahead=1.0, mode="stale", optimizer="momentum", compensation=0.1),
             "the same delay",
