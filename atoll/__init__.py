@@ -7,8 +7,7 @@ In a script of your own:
         for batch in run.shard(loader):
             ...
 
-Importing this package loads neither torch nor anything else of weight; the names below are looked
-up when they are first used.
+Importing this package does not load torch: the names below are imported at their first use.
 """
 
 from __future__ import annotations

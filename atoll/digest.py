@@ -15,7 +15,7 @@ DIGEST_BYTES = 16
 class Digest:
     """A digest of bytes that come in pieces; where they are cut does not matter.
 
-    One thread hashes: the cores are training, and one reads memory at several GB/s.
+    Hashes on one thread: the other cores train, and one core hashes several GB/s.
     """
 
     def __init__(self, data: bytes | bytearray | memoryview = b"") -> None:

@@ -13,7 +13,8 @@
     │   │   └── WrongCode
     │   ├── PortTaken
     │   ├── QueueFull
-    │   └── LimitReached
+    │   ├── LimitReached
+    │   └── LeaseEnded
     ├── GroupError             members could not agree
     │   ├── PeerLost
     │   ├── PeerRefused
@@ -25,7 +26,7 @@
     │   ├── CheckpointCorrupt
     │   └── CheckpointMissing
     ├── StorageFull            no room left on a disk
-    ├── NotAllowed             the owner of a machine does not let a job do that there
+    ├── NotAllowed             the owner of a machine does not allow that to a job
     ├── JobError               a job failed; carries node and traceback
     │   ├── ScriptError
     │   ├── LossNotFinite
@@ -131,7 +132,7 @@ class AuthError(HubError):
 
 
 class Revoked(AuthError):
-    """An operator has shut this machine or login out."""
+    """An operator has revoked this machine or login."""
 
 
 class WrongCode(AuthError):
@@ -151,7 +152,7 @@ class LimitReached(HubError):
 
 
 class LeaseEnded(HubError):
-    """An item's lease has ended, as after a computer slept: it is delivered again."""
+    """An item's lease has ended, e.g. while a computer slept: the item is delivered again."""
 
 
 class GroupError(AtollError):
@@ -163,7 +164,7 @@ class PeerLost(GroupError):
 
 
 class PeerRefused(GroupError):
-    """What another member or the reducer sent is of no use; it is named."""
+    """Another member or the reducer sent something unusable; the error names the sender."""
 
 
 class EpochChanged(GroupError):
@@ -199,7 +200,7 @@ class StorageFull(AtollError):
 
 
 class NotAllowed(AtollError):
-    """The owner of a machine does not let a job do that there."""
+    """The owner of a machine does not allow that to a job."""
 
 
 class JobError(AtollError):
@@ -219,7 +220,7 @@ class OutOfMemory(JobError):
 
 
 class RankLost(JobError):
-    """A rank of an island is gone, and with it what its ranks did together."""
+    """A rank of an island was lost, which ends the work of all its ranks."""
 
 
 class PlanError(AtollError):

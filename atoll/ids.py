@@ -30,7 +30,7 @@ _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def is_job_id(name: str) -> bool:
-    """Return whether a name is like those that a hub gives to jobs: the name, date and time."""
+    """Return whether a name has the form of a job id: name, date and time."""
     return _JOB.fullmatch(name) is not None
 
 
@@ -76,10 +76,10 @@ def session_id(job: str, member: str) -> str:
 
 
 def machine_names(nodes: Mapping[str, str]) -> dict[str, str]:
-    """Return the name of each member for people: its machine's.
+    """Return a display name for each member: the name of its machine.
 
-    The member is added where its machine has several, `lap3 (w2)`, and stands alone where the
-    machine is unknown.
+    The member is added if its machine has several, `lap3 (w2)`, and is used alone if the machine
+    is unknown.
 
     Args:
         nodes: The machine of each member; an empty one is unknown.
@@ -95,14 +95,14 @@ def by_number(name: str) -> list[tuple[str, int]]:
 
 
 def spoken(text: str, nodes: Mapping[str, str], *, member: str = "") -> str:
-    """Return a sentence with the names of :func:`machine_names` in the place of members.
+    """Return a sentence with the names of :func:`machine_names` instead of members.
 
-    A member stays where the sentence names its machine, too.
+    A member is kept if the sentence also names its machine.
 
     Args:
         text: The sentence.
         nodes: The machine of each member.
-        member: Whose sentence it is; empty: no member's. It is put first if the text lacks it.
+        member: The member that the sentence is about, put first if it is not named; empty: none.
     """
     names = machine_names(nodes)
 

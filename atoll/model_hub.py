@@ -1,4 +1,4 @@
-"""What is named as a model hub names it: whether it can be had here, and files of data sets.
+"""Models and data sets of a model hub: whether the hub can be reached, and a data set's files.
 
 The hub is that of `huggingface_hub`, or another that HF_ENDPOINT names.
 """
@@ -23,7 +23,7 @@ CONNECT_S = 5.0
 PREFIX = "hub:"
 """Begins the name of a data set: `hub:OWNER/NAME[@REVISION][/GLOB]`."""
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
-"""Files that hold examples for sure: the texts of a data set may be its description."""
+"""Formats that always hold examples; a text file may be the data set's description."""
 HELD_OUT = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])")
 """Parts of a file's name that say it is not for training."""
 
@@ -31,12 +31,12 @@ _NAMED = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
 
 
 def check_reachable(what: str, name: str, *, command: str) -> None:
-    """Refuse `name` if its hub cannot be asked from this machine.
+    """Raise DataError if the hub of `name` cannot be reached from this machine.
 
     Args:
-        what: What it is, for the error, e.g. `model`.
-        name: As at the hub, e.g. `HuggingFaceTB/SmolLM2-135M`.
-        command: What brings it here where there is a network.
+        what: The kind of thing, for the error, e.g. `model`.
+        name: Its name at the hub, e.g. `HuggingFaceTB/SmolLM2-135M`.
+        command: Downloads it on a machine with a network.
 
     Raises:
         DataError: says how to bring the files here.
@@ -46,7 +46,9 @@ def check_reachable(what: str, name: str, *, command: str) -> None:
     place = urlsplit(constants.ENDPOINT)
     port = place.port or (443 if place.scheme == "https" else 80)
     why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else ""
-    if not why and place.scheme not in getproxies():  # a proxy knows more names than this machine
+    if (
+        not why and place.scheme not in getproxies()
+    ):  # a proxy resolves more names than this machine
         try:
             socket.create_connection((place.hostname or "", port), timeout=CONNECT_S).close()
         except OSError as error:
@@ -86,11 +88,11 @@ class HubFiles(NamedTuple):
     def choose(self, files: Sequence[str]) -> list[str]:
         """Return which of the data set's files to read, sorted.
 
-        Without a pattern: tables whose names do not say that they are held out; of a data
-        set with files named `train`, only these.
+        Without a pattern: tables, except those named as held out; if some are named `train`, only
+        these.
 
         Raises:
-            DataError: there are none; names some that there are.
+            DataError: there are none; the error lists some of the data set's files.
         """
         if self.pattern:
             chosen = [file for file in files if fnmatchcase(file, self.pattern)]
@@ -140,7 +142,7 @@ def fetch_files(entry: str) -> list[Path]:
             place = None
         if place is None:
             raise
-        here = [str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()]
+        here = [one.relative_to(place).as_posix() for one in place.rglob("*") if one.is_file()]
         return [place / file for file in wanted.choose(here)]
     try:
         files = api.list_repo_files(name, repo_type="dataset", revision=revision)

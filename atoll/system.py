@@ -51,7 +51,7 @@ def congestion_control() -> str:
 
 
 def release_memory() -> bool:
-    """Return what this process has freed to the system; False: the allocator offers no way.
+    """Return freed memory of this process to the system; False: there was none to return.
 
     glibc only (malloc_trim); others return memory by themselves, or keep it.
     """
@@ -165,7 +165,7 @@ def before_program(
 
 
 def lower_priority(niceness: int) -> None:
-    """Let other processes run before this one, where that is a number."""
+    """Lower the priority of this process, on systems with `nice`."""
     if hasattr(os, "nice"):
         os.nice(niceness)
 
@@ -271,8 +271,8 @@ def try_local_socket(path: str) -> None:
     """Raise OSError if no program listens on a local socket, or there are none on this system."""
     if not hasattr(socket, "AF_UNIX"):
         raise OSError("this system has no local sockets")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(path)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
 
 
 # ------------------------------------------------------------------------------------- network
@@ -282,7 +282,7 @@ OWN_PROCESS = Path("/proc/self")
 
 
 def device_requests() -> Callable[[socket.socket, int, bytes], bytes]:
-    """Return what asks a network device something, by a socket and a request's number; Linux."""
+    """Return the function (ioctl) that queries a network device through a socket; Linux only."""
     import fcntl
 
     return lambda opened, request, argument: fcntl.ioctl(opened, request, argument)
@@ -292,12 +292,12 @@ def device_requests() -> Callable[[socket.socket, int, bytes], bytes]:
 
 
 def user_ids() -> tuple[int, int] | None:
-    """Return the effective user and group of this process as numbers; None: it has none."""
+    """Return the effective user and group of this process as numbers; None on Windows."""
     return (os.geteuid(), os.getegid()) if hasattr(os, "geteuid") else None
 
 
 def has_user(name: str) -> bool:
-    """Return whether this machine has a user; not to be called where users have no numbers."""
+    """Return whether this machine has a user; not to be called on Windows."""
     import pwd
 
     try:
@@ -308,7 +308,7 @@ def has_user(name: str) -> bool:
 
 
 def give_to(user: str, *paths: Path) -> None:
-    """Change the owner of files, where a number is all that an owner is."""
+    """Change the owner of files, on systems with `chown`."""
     if hasattr(os, "chown"):
         for path in paths:
             shutil.chown(path, user)
@@ -322,7 +322,7 @@ FILES_HAVE_MODES = os.name == "posix"
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the disk of a folder has room for no more than a few files."""
+    """Return whether the disk of a folder has less than 256 KiB free."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free < 256 * 1024

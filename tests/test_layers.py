@@ -17,15 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "atoll"
 
 LEAVES = {"errors", "ids", "clock", "system", "units", "digest"}
-TRAINING = {
-    "state_lock", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
-    "recovery", "methods", "devices",
-}  # fmt: skip
-EVERYTHING_BELOW_NODE = {
-    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
-    "plan", "swarm", "routing", "paths", "verification", "scaling", "fleet", "forecast",
-    "export",
-}  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -37,21 +28,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": {"errors"},
     "config": {"errors", "ids", "methods"},
     "devices": {"errors", "config"},
-    "wire": {"errors", "ids", "digest"},
-    "code": {"errors", "ids", "system"},
+    "wire": {"errors", "digest"},
+    "code": {"errors", "system"},
     "net": {*LEAVES, "config", "wire"},
     "rounds": {"errors", "ids", "wire"},
-    "swarm": {"errors", "ids", "wire"},
+    "swarm": {"wire"},
     "paths": {"errors", "ids", "wire"},
-    "verification": {"errors", "ids", "digest", "wire"},
+    "verification": {"errors", "digest", "wire"},
     "hub": {*LEAVES, "config", "wire", "rounds", "swarm", "paths", "verification"},
     "state_lock": {"clock", "errors"},
-    "task": {"errors", "ids", "digest", "state_lock"},
+    "task": {"digest", "state_lock"},
     "island": {*LEAVES, "config", "devices"},
     "model_hub": {"errors"},
-    "models": {"errors", "ids", "config", "model_hub"},
+    "models": {"errors", "model_hub"},
     "codec": {"errors", "digest", "methods"},
-    "data": {"errors", "ids", "digest", "task", "model_hub"},
+    "data": {"errors", "digest", "model_hub"},
     # Members and the reducer must do the very same sum, so group borrows its pure arithmetic.
     "group": {*LEAVES, "config", "wire", "rounds", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec", "verification"},
@@ -67,13 +58,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "group",
         "devices",
     },
-    "checkpoint": {*LEAVES, "wire", "net", "state_lock", "task", "devices"},
-    "recovery": {*LEAVES, "wire", "net", "state_lock", "task", "checkpoint"},
+    "checkpoint": {*LEAVES, "wire", "net", "task", "devices"},
+    "recovery": {*LEAVES, "wire", "net", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     # The summary and the hub's alarm compare the members' results by the same rule.
     "train": {
         *LEAVES,
-        *TRAINING,
         "config",
         "wire",
         "rounds",
@@ -82,6 +72,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verification",
         "net",
         "queues",
+        "task",
+        "island",
+        "models",
+        "data",
+        "codec",
+        "group",
+        "strategies",
+        "checkpoint",
+        "recovery",
+        "devices",
     },
     "plan": {
         *LEAVES,
@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "island",
     },
     "scaling": {"errors", "config", "strategies", "train"},
-    "fleet": {"errors", "ids", "config"},
+    "fleet": {"errors", "config"},
     # Rounds lend their rule of how many steps each member does.
     "forecast": {
         *LEAVES,
@@ -117,16 +117,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "export": {"errors", "config", "models", "data", "checkpoint"},
     # The simulation runs the hub's own rounds and placement, with what a job's method sends.
-    "simulate": {*LEAVES, *TRAINING, "config", "wire", "rounds", "fleet", "forecast", "hub"},
+    "simulate": {*LEAVES, "config", "wire", "rounds", "strategies", "fleet", "forecast", "hub"},
     "netlab": {"errors"},
-    "routing": {*LEAVES, "paths", "models", "data", "checkpoint", "devices", "queues"},
-    "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
-    "rl": {
+    "routing": {*LEAVES, "paths", "models", "data", "checkpoint", "queues"},
+    "run": {
         *LEAVES,
         "config",
         "wire",
-        "state_lock",
         "task",
+        "island",
+        "codec",
+        "group",
+        "strategies",
+        "checkpoint",
+        "queues",
+        "train",
+    },
+    "rl": {
+        *LEAVES,
+        "config",
         "models",
         "data",
         "codec",
@@ -137,8 +146,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run",
         "devices",
     },
-    "integrations": {"errors", "system", "run", "devices"},
-    "node": EVERYTHING_BELOW_NODE,
+    "integrations": {"errors", "system", "run"},
+    "node": {
+        *LEAVES,
+        "config",
+        "wire",
+        "code",
+        "net",
+        "devices",
+        "island",
+        "checkpoint",
+        "train",
+        "plan",
+        "run",
+        "rl",
+    },
     "rehearse": {
         *LEAVES,
         "config",
@@ -149,10 +171,42 @@ MAY_IMPORT: dict[str, set[str]] = {
         "net",
         "node",
     },
-    "cli": {*EVERYTHING_BELOW_NODE, "model_hub", "hub", "node", "simulate", "netlab", "rehearse"},
-    "client": {*LEAVES, "config", "wire", "net", "queues", "node"},
+    "cli": {
+        *LEAVES,
+        "methods",
+        "config",
+        "wire",
+        "code",
+        "net",
+        "swarm",
+        "hub",
+        "model_hub",
+        "models",
+        "data",
+        "codec",
+        "devices",
+        "strategies",
+        "checkpoint",
+        "queues",
+        "train",
+        "plan",
+        "scaling",
+        "fleet",
+        "forecast",
+        "export",
+        "simulate",
+        "netlab",
+        "routing",
+        "rl",
+        "node",
+        "rehearse",
+    },
+    "client": {*LEAVES, "config", "net", "queues", "node"},
 }
-"""Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""
+"""Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily.
+
+`LEAVES` are allowed together; every other permission is used.
+"""
 
 SUB_ROOMS: dict[str, list[str]] = {
     "checkpoint": ["format", "stores", "background", "state"],
@@ -173,9 +227,7 @@ SUB_ROOMS: dict[str, list[str]] = {
     ],
     "reducer": ["rules"],
     "rl": ["environments", "channel", "nets", "algorithms", "critic", "actor", "text"],
-    "strategies": [
-        "catalogue", "vectors", "rounds", "outer", "moments", "inner", "parameter_server",
-    ],
+    "strategies": ["vectors", "rounds", "outer", "moments", "inner", "parameter_server"],
     "train": ["shares", "optim", "results", "state", "island", "report", "swarm", "paths",
               "verification"],
 }  # fmt: skip
@@ -246,6 +298,20 @@ def test_every_room_imports_only_the_rooms_below_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_permission_is_used() -> None:
+    """Except of the leaves, which a room may have together."""
+    used: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    for path in sources():
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        names = [name.split(".") for name in imported_names(path, package)]
+        used[room_of(path)] |= {name[1] for name in names if name[0] == "atoll" and name[1:]}
+    idle = {
+        room: sorted(allowed - used[room] - (LEAVES if allowed >= LEAVES else set()))
+        for room, allowed in MAY_IMPORT.items()
+    }
+    assert {room: names for room, names in idle.items() if names} == {}
+
+
 def test_the_table_of_rooms_has_no_cycle_and_no_stranger() -> None:
     order = list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
     assert set(order) == set(MAY_IMPORT)
@@ -270,12 +336,12 @@ def module_of(path: Path) -> str:
 
 
 @cache
-def imports_at_load(path: Path) -> frozenset[str]:
-    """Return the names that a file imports when it is loaded: none of functions or of types."""
-    return frozenset(_imports_at_load(path))
+def imports_at_run(path: Path) -> frozenset[str]:
+    """Return the names that a file imports when loaded or in a function: none for types only."""
+    return frozenset(_imports_at_run(path))
 
 
-def _imports_at_load(path: Path) -> Iterator[str]:
+def _imports_at_run(path: Path) -> Iterator[str]:
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while todo:
         for node in ast.iter_child_nodes(todo.pop()):
@@ -285,7 +351,7 @@ def _imports_at_load(path: Path) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 continue
-            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            else:
                 todo.append(node)
 
 
@@ -305,7 +371,7 @@ def test_sub_rooms_import_only_lower_ones() -> None:
         room, sub_room = folders[:2]
         order = SUB_ROOMS[room]
         allowed = set(order[: order.index(sub_room) + 1])
-        for name in imports_at_load(path):
+        for name in imports_at_run(path):
             parts = name.split(".")
             inside = parts[:2] == ["atoll", room] and len(parts) > 2 and parts[2] in order
             if inside and parts[2] not in allowed:
@@ -320,25 +386,29 @@ def test_every_sub_room_is_in_the_table() -> None:
         if room.is_dir()
     }
     for room, folders in found.items():
-        assert folders <= set(SUB_ROOMS.get(room, [])), room
+        assert folders == set(SUB_ROOMS.get(room, [])), room
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
+    """Imports inside functions count, too: they only hide a circle."""
     modules = {module_of(path): path for path in sources()}
     graph = {
-        module: {loaded_module(name, modules) for name in imports_at_load(path)} - {"", module}
+        module: {loaded_module(name, modules) for name in imports_at_run(path)} - {"", module}
         for module, path in modules.items()
     }
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_every_room_says_what_it_is() -> None:
-    mute = []
+    """What it contains, what it may import and where to start; all but the package itself."""
+    incomplete = []
     for path in sorted(PACKAGE.rglob("__init__.py")):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if len(words.split()) < 5:
-            mute.append(str(path.relative_to(ROOT)))
-    assert not mute
+        parts = (r"\bimports?\b", r"\bstart\b") if path.parent != PACKAGE else ()
+        found = [re.search(part, words, re.IGNORECASE) for part in parts]
+        if len(words.split()) < 5 or not all(found):
+            incomplete.append(str(path.relative_to(ROOT)))
+    assert not incomplete
 
 
 def test_hub_and_node_share_only_wire_and_leaves() -> None:

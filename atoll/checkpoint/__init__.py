@@ -1,7 +1,8 @@
 """Checkpoints: after a kill at any instant a job resumes from the last complete one, bit for bit.
 
-Importing this package loads nothing: its public names are imported at first use, so that the writer
-process needs no torch.
+May import the leaves, wire, net, task and devices. Importing this package loads nothing: its public
+names are imported at first use, so that the writer process needs no torch. Start reading at
+`format/part.py` (what is saved), then `stores/store.py` (where) and `state/capture.py`.
 """
 
 from __future__ import annotations

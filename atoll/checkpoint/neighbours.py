@@ -1,4 +1,4 @@
-"""Parameters of a lost stage from those of its neighbours: the stated last resort.
+"""Rebuild a lost stage from the parameters of its neighbours, when no copy of it is left.
 
 CheckFree (https://arxiv.org/abs/2506.15461): the mean of the stage before and the stage after.
 

@@ -292,7 +292,7 @@ def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, P
     """Verify all files against the manifest, each rank a share of them, and open them."""
     files = Folder(folder)
 
-    def check() -> ShardedInfo:
+    def check() -> bytes:
         manifest = files.manifest(round_)
         if manifest.versions.get("format") != PIECES_FORMAT:
             raise CheckpointMissing(
@@ -302,16 +302,15 @@ def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, P
             )
         for part in manifest.parts[ranks.rank :: ranks.count]:
             check_part(files.place(round_) / part.name, part, round_=round_)
-        return msgspec.json.decode(
-            (files.place(round_) / ABOUT_NAME).read_bytes(), type=ShardedInfo
-        )
+        return (files.place(round_) / ABOUT_NAME).read_bytes()
 
     def open_() -> Pieces:
         place = files.place(round_)
         names = [part.name for part in files.manifest(round_).parts]
         return Pieces(place / name for name in names if name.endswith(PART_SUFFIX))
 
-    return ranks.share(check)[0], ranks.each(open_)
+    about = ranks.share(check)[0]  # decoded once all ranks have found their files undamaged
+    return msgspec.json.decode(about, type=ShardedInfo), ranks.each(open_)
 
 
 @contextlib.contextmanager

@@ -131,13 +131,13 @@ class SharedMemory:
     def _map(self, descriptor: int, nbytes: int) -> None:
         self._mapping, self._capacity = mmap.mmap(descriptor, nbytes), nbytes
         for advice in (getattr(mmap, "MADV_HUGEPAGE", -1), _POPULATE):
-            with contextlib.suppress(OSError, ValueError):  # a kernel that knows it not
+            with contextlib.suppress(OSError, ValueError):  # this kernel does not support it
                 if sys.platform.startswith("linux") and advice >= 0:
                     self._mapping.madvise(advice)
 
     def _unmap(self) -> None:
         if self._mapping is not None:
-            with contextlib.suppress(BufferError):  # a view is still about: it goes with that
+            with contextlib.suppress(BufferError):  # a view is in use: freed with it
                 self._mapping.close()
         self._mapping = None
 

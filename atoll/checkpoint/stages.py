@@ -45,7 +45,7 @@ OLDER_PREFIX = "older/"
 class OuterNames:
     """Names of an outer method's tensors in the file of a stage, for any other number of stages.
 
-    outer.<key>/<parameter or buffer>     its stretch of a vector over all of them
+    outer.<key>/<parameter or buffer>     its part of a vector over all of them
     outer.<key>//<stage>                  anything else, which every stage has
     """
 
@@ -85,7 +85,7 @@ class OuterNames:
         return found
 
     def _places(self, numel: int) -> dict[str, tuple[int, int]]:
-        """Return start and size of each stretch of a vector; empty: it is none over the first."""
+        """Return start and size of each tensor in a vector over the first; empty: it is not one."""
         found: dict[str, tuple[int, int]] = {}
         start = 0
         for name, size in self._sizes.items():

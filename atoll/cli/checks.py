@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
 import socket
@@ -33,7 +34,7 @@ SLOW_BPS = 1e6
 """Below this a round of a small model takes minutes."""
 
 SLOW_GFLOPS = 1.0
-"""One core of a laptop of 2015 does 20 or more; below this something else takes it."""
+"""One core of a laptop of 2015 does 20 or more; below this other programs use the processor."""
 
 TRIAL_BYTES = 4 * 2**20
 
@@ -94,15 +95,28 @@ def check_torch() -> Check:
 
 def check_port(port: int) -> Check:
     """Check that a hub could listen on its usual port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError as error:
-            text = f"{port} is taken ({error.strerror})"
-            remedy = "only a hub needs this port; use another one with atoll hub --port"
-            return Check("port", None, text, remedy, needed=False)
+    why = _why_taken(port)
+    if why:
+        remedy = "only a hub needs this port; use another one with atoll hub --port"
+        return Check("port", None, f"{port} is taken ({why})", remedy, needed=False)
     return Check("port", True, f"{port} is free for a hub", needed=False)
+
+
+def _why_taken(port: int) -> str:
+    """Return why a hub could not listen on a port; empty: it could."""
+    place = ("127.0.0.1", port)
+    # macOS lets a program bind this address while another one listens on 0.0.0.0.
+    with contextlib.suppress(OSError), socket.create_connection(place, timeout=1.0):
+        return "a program answers there"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        # On Windows SO_REUSEADDR would share a port that another program has.
+        option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        trial.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            trial.bind(place)
+        except OSError as error:
+            return str(error.strerror)
+    return ""
 
 
 def check_disk(home: Path) -> Check:
@@ -117,7 +131,7 @@ def check_disk(home: Path) -> Check:
 
 
 def check_sandbox() -> Check:
-    """Name what a sandbox for jobs keeps apart on this machine."""
+    """Report what the sandbox of jobs can isolate on this machine."""
     possible = bool(landlock.version())
     text = f"{sandbox.level()} (`sandbox` in the policy)"
     remedy = "to lend this machine to others, allow containers only: docs/operate/policy.md"
@@ -138,27 +152,36 @@ def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:
             return None, Check(
                 "hub", None, "no hub is known on this machine yet", "atoll hub, or atoll join"
             )
-        text = error.what + (f" ({error.given})" if error.given else "")
-        return None, Check("hub", False, text, error.remedy or "is it running? atoll hub")
+        return None, _failed("hub", error, remedy="is it running? atoll hub", needed=True)
     return hub, Check("hub", True, f"{hub.url} answers in {took_s * 1000:.0f} ms")
+
+
+def _failed(name: str, error: AtollError, *, remedy: str = "", needed: bool = False) -> Check:
+    """Return the check that a request to the hub did not succeed."""
+    text = error.what + (f" ({error.given})" if error.given else "")
+    return Check(name, False, text, error.remedy or remedy, needed=needed)
 
 
 def check_hub(hub: KnownHub) -> Iterator[Check]:
     """Check clock and bandwidth against a hub that answers."""
     with hub.client(timeout_s=60.0) as client:
-        before = time.time()
-        theirs = client.hub().get("time")
-        after = time.time()
-        if theirs is not None:
-            offset = float(theirs) - (before + after) / 2
-            good = abs(offset) <= MAX_CLOCK_OFFSET_S
-            text = f"{offset:+.2f} s against the hub's"
-            yield Check("clock", good, text, "set the clock: switch on NTP", needed=False)
+        try:
+            before = time.time()
+            theirs = client.hub().get("time")
+            after = time.time()
+        except AtollError as error:
+            yield _failed("clock", error)
+        else:
+            if theirs is not None:
+                offset = float(theirs) - (before + after) / 2
+                good = abs(offset) <= MAX_CLOCK_OFFSET_S
+                text = f"{offset:+.2f} s against the hub's"
+                yield Check("clock", good, text, "set the clock: switch on NTP", needed=False)
         for name, measure in (("download", client.download_bps), ("upload", client.upload_bps)):
             try:
                 speed = measure(TRIAL_BYTES)
             except AtollError as error:
-                yield Check(name, False, error.what, error.remedy or "", needed=False)
+                yield _failed(name, error)
                 continue
             remedy = "use outer = diloco with a large `every`, and codec = int8"
             text = f"{speed / 1e6:.1f} Mbit/s with the hub"
@@ -167,8 +190,12 @@ def check_hub(hub: KnownHub) -> Iterator[Check]:
 
 def check_lines(hub: KnownHub) -> Iterator[Check]:
     """Look at what a plan needs of all machines at the hub, and name the weakest hop."""
-    with hub.client() as client:
-        rows = client.nodes()
+    try:
+        with hub.client() as client:
+            rows = client.nodes()
+    except AtollError as error:
+        yield _failed("lines", error)
+        return
     try:
         fleet = fleet_of_nodes(rows, links=links_between(hub.url, rows))
     except ConfigError:
@@ -197,8 +224,8 @@ def check_fleet_figures(fleet: Fleet) -> Iterator[Check]:
 
 UNMEASURED = {
     "the speed": "install torch there (pip install 'atoll[train]') and start `atoll join` again",
-    "the line to the hub": "it is, a minute after the start",
-    "the memory": "say it in a file of machines: atoll plan fleet > fleet.toml",
+    "the line to the hub": "it is measured a minute after the node has started",
+    "the memory": "write it into a file of machines: atoll plan fleet > fleet.toml",
 }
 
 

@@ -68,7 +68,7 @@ def find(where: str = "", *, home: Path | None = None, without: str = "") -> Kno
     Args:
         where: A join ticket, a URL, or empty for the hub used last on this machine.
         home: Where hubs are remembered; None: :func:`atoll.config.home`.
-        without: What else the command can do, without a hub, for the error.
+        without: What the command can do without a hub, for the error message.
 
     Raises:
         ConfigError: no hub is known.

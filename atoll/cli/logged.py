@@ -1,6 +1,6 @@
 """`python -m atoll.cli.logged HOME LOG WORD...`: `atoll WORD...` with its output in a file.
 
-For what starts programs without environment, log or console: the Task Scheduler of Windows.
+For the Task Scheduler of Windows, which starts programs without environment, log or console.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _interrupted() -> int:
 
 
 def _app_of(words: list[str]) -> typer.Typer:
-    """Return the app with the named command only: to read the options of all takes 70 ms."""
+    """Return the app with the named command only: reading the options of all takes 70 ms."""
     named = next((word for word in words if not word.startswith("-")), "")
     lean = copy.copy(app)
     lean.registered_commands = [one for one in app.registered_commands if one.name == named]

@@ -160,7 +160,7 @@ After=network-online.target
 [Service]
 Type=exec
 ExecStart={" ".join(_quoted(word) for word in service.command)}
-Environment={_quoted(f"ATOLL_HOME={service.home}")} PYTHONUNBUFFERED=1
+Environment={_quoted(f"ATOLL_HOME={service.home}", variables=False)} PYTHONUNBUFFERED=1
 Restart=always
 RestartSec=5
 KillMode=mixed
@@ -172,9 +172,13 @@ WantedBy={"multi-user.target" if service.user else "default.target"}
 """
 
 
-def _quoted(word: str) -> str:
-    """Return a word escaped for systemd: specifiers, variables and quotes have no effect."""
-    word = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
+def _quoted(word: str, *, variables: bool = True) -> str:
+    """Return a word escaped for systemd: specifiers, variables and quotes have no effect.
+
+    `variables`: systemd replaces variables here; in `Environment=` it takes `$` as it is.
+    """
+    word = word.replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
+    word = word.replace("$", "$$") if variables else word
     return f'"{word}"' if any(letter in word for letter in " \t'\"\\;") else word
 
 
@@ -203,7 +207,8 @@ def _task(service: Service) -> str:
 
     The scheduler restarts only what it could not start, and 255 times at most. Therefore the
     trigger is repeated every minute, which has no effect while the program runs (`IgnoreNew`).
-    `pythonw` has no console window, and a task neither environment nor log: `cli/logged.py`.
+    `pythonw` has no console window, and a task has neither environment variables nor a log, which
+    `cli/logged.py` provides.
     """
     log = f"{service.home}/{service.label}.log"
     start = ["-m", "atoll.cli.logged", str(service.home), log]

@@ -1,11 +1,12 @@
-"""`atoll.connect()`: a program that is no member of a job, at a hub's queues and topics."""
+"""`atoll.connect()`: a hub's queues and topics for a program that is not a member of a job."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,8 @@ from atoll.net.sync_link import connect as open_session
 from atoll.node.identity import tls_identity
 from atoll.node.identity.identity import write_secret
 from atoll.queues import HubChannel, Queue, QueueRegistry, Topic
+
+log = logging.getLogger(__name__)
 
 _FILE = "programs.json"
 FLUSH_TIMEOUT_S = 30.0
@@ -43,8 +46,8 @@ class Client:
     """A program's queues and topics; use it as a context manager.
 
     The promises are those of a job's queues: what was put is durable when `put` returns, a lease
-    protects an item, an item that is not acknowledged comes back. The connection is made again by
-    itself after it breaks, and requests are repeated under the same number.
+    protects an item, an item that is not acknowledged comes back. A broken connection is made again
+    automatically, and requests are repeated under the same number.
     """
 
     def __init__(self, link: SyncLink, registry: QueueRegistry, login: Login) -> None:
@@ -70,7 +73,7 @@ class Client:
         """Return a queue by its whole name, e.g. `pool/experience`.
 
         Args:
-            name: With a slash; the part before it is no job's, and not `node`.
+            name: With a slash; the part before it is neither the name of a job nor `node`.
             options: Those of `QueueOptions`, e.g. `max_items=1000`; they are set for all users.
 
         Raises:
@@ -90,6 +93,8 @@ class Client:
         """
         done = self._registry.close(timeout_s=timeout_s)
         self._link.close()
+        if not done:
+            log.warning("some items were not stored by the hub within %.0f s", timeout_s)
         return done
 
     def __enter__(self) -> Self:
@@ -157,7 +162,8 @@ def _log_in(text: str, name: str, home: Path, proxy: str) -> Login:
     path, key = home / _FILE, hashlib.sha256(str(ticket).encode()).hexdigest()
     known = _load(path)
     if key in known:
-        return known[key]
+        kept = known[key]
+        return replace(kept, proxy=proxy_of(proxy, hub=ticket.url, kept=kept.proxy))
     through = proxy_of(proxy, hub=ticket.url, kept="")
     ca = tls_identity.pin(ticket, home=home, proxy=through)
     with HubClient(ticket.url, endpoint=HubEndpoint(ca=ca, proxy=through)) as client:
@@ -178,4 +184,4 @@ def _load(path: Path) -> dict[str, Login]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {key: Login(**fields) for key, fields in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # none yet, or unreadable: a ticket is asked for again
+        return {}  # none yet, or unreadable: the ticket is exchanged again

@@ -3,8 +3,8 @@
     with pack(Path("my_project")) as packed:   # obeys .atollignore, else .gitignore
         unpack(packed.path, Path("there"))     # atomic, nothing outside of the target
 
-The same files always give the same pack, so it is sent and stored once. Imports errors only. Start
-in `packing.py`.
+The same files always give the same pack, so it is sent and stored once. May import
+errors and system only. Start in `packing.py`.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ class Rules:
         self._spec = GitIgnoreSpec([found for line in lines if (found := _pattern(line))])
 
     def verdict(self, path: str, *, folder: bool) -> bool | None:
-        """Return whether the last matching pattern takes a relative path; None: none matches."""
+        """Return whether the last matching pattern selects a relative path; None: none matches."""
         return self._spec.check_file(f"{path}/" if folder else path).include
 
     def takes(self, path: str) -> bool:
-        """Return whether the patterns take a file, or a folder above it."""
+        """Return whether the patterns select a file, or a folder above it."""
         taken, parts = False, path.split("/")
         for depth in range(1, len(parts) + 1):
             verdict = self.verdict("/".join(parts[:depth]), folder=depth < len(parts))

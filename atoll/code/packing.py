@@ -73,7 +73,7 @@ def pack(folder: Path) -> Pack:
     found = _collect(folder.resolve())
     handle, name = tempfile.mkstemp(prefix="atoll-code-", suffix=".tar.gz")
     try:
-        with os.fdopen(handle, "wb") as file, _told_when_full():
+        with os.fdopen(handle, "wb") as file, _storage_errors():
             writer = _Hashed(file)
             total = _write(writer, found)
         if total > names.bytes_allowed(writer.nbytes):
@@ -179,7 +179,7 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
 
 
 def _is_program(source: BinaryIO, mode: int) -> bool:
-    """Return whether a file may be executed; Windows does not say, there its first bytes do."""
+    """Return whether a file is executable; on Windows, whether it begins with `#!`."""
     if FILES_HAVE_MODES:
         return bool(mode & 0o100)
     script = source.read(2) == b"#!"
@@ -203,7 +203,7 @@ def _largest(found: list[_File]) -> str:
 
 
 @contextlib.contextmanager
-def _told_when_full() -> Iterator[None]:
+def _storage_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -220,7 +220,7 @@ class LowRank(Stateless):
                 continue
             left = factors[: part.rows * self.rank].view(part.rows, self.rank)
             right = factors[part.rows * self.rank :].view(part.columns, self.rank).T.contiguous()
-            step = max(1, _ROWS_AT_ONCE // part.columns)
+            step = max(1, _ROWS_AT_ONCE // max(1, part.columns))
             for first in range(0, part.rows, step):
                 some = left[first : first + step]
                 yield part.start + first * part.columns, _product(some, right)

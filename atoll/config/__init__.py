@@ -1,7 +1,7 @@
 """All user settings: frozen dataclasses read from TOML, with defaults in one place.
 
-May import errors and ids only. `[model]` and `[strategy]` also take the options of the named
-component, which declares them as a frozen dataclass and reads them with `read_table`.
+May import errors, ids and methods only. `[model]` and `[strategy]` also take the options of the
+named component, which declares them as a frozen dataclass and reads them with `read_table`.
 Start in `tables.py` (every table and key), then `reading.py`; `environment.py` reads variables.
 """
 

@@ -71,7 +71,7 @@ def with_paths(spec: JobSpec, *, nodes_set: bool) -> JobSpec:
 
 
 def check_paths(spec: JobSpec) -> None:
-    """Check that the job can train paths, if it wants to; raises ConfigError."""
+    """Check `[dipaco]` and its inner strategy against the rest of a job; raises ConfigError."""
     dipaco, wanted = spec.dipaco, spec.strategy.inner == INNER
     if wanted != bool(dipaco.modules):
         raise ConfigError(

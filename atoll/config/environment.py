@@ -43,7 +43,7 @@ class WorkerEnvironment:
     pace: str = ""
     """File through which all processes of a machine share one limit; empty: separate limits."""
     hub_only: bool = False
-    """Whether the hub is all that the owner lets this process reach."""
+    """Whether the owner lets this process reach the hub only."""
 
     @property
     def relayed(self) -> bool:
@@ -107,7 +107,7 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
 
 LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Lets torch ask Linux for pages of 2 MB: the vectors of a round are mapped anew in every round,
-and 4 kB at a time that costs more than the arithmetic on them (`python -m bench.round_parts`)."""
+which costs more than the arithmetic on them in pages of 4 kB (`python -m bench.round_parts`)."""
 
 
 def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
@@ -199,7 +199,7 @@ def take_ticket() -> str:
 
 
 def has_display() -> bool:
-    """Return whether a browser that is started here is seen by the person who starts it."""
+    """Return whether the user would see a browser that is started on this machine."""
     if os.environ.get("BROWSER"):
         return True
     if "SSH_CONNECTION" in os.environ:
@@ -233,8 +233,8 @@ def program_ticket() -> str:
 
 def home() -> Path:
     """Return the folder of state that outlives a run: node identity, known hub."""
-    if "ATOLL_HOME" in os.environ:
-        return Path(os.environ["ATOLL_HOME"])
+    if chosen := os.environ.get("ATOLL_HOME"):
+        return Path(chosen)
     base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
     return Path(base) / "atoll" if base else Path.home() / ".local" / "state" / "atoll"
 
@@ -245,7 +245,7 @@ def set_home(folder: str) -> None:
 
 
 def cache() -> Path:
-    """Return the folder for what can be made again; this user's agents on a machine share it."""
+    """Return the folder of caches, which this user's agents on a machine share."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "atoll"

@@ -1,4 +1,4 @@
-"""Environment variables that a job without code of its own may set on somebody's machine."""
+"""Environment variables that a job without code of its own may set on other people's machines."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from atoll.config.tune_tables import LOSS_UNITS
 
 IMAGE_KINDS = ("folder", "shards", "fashion-mnist", "idx", "segments")
 """Kinds of `corpus` whose samples are images: those of `atoll.data`, which the hub does not load. A
-test holds both equal."""
+test compares both."""
 
 
 def loss_unit(spec: JobSpec) -> str:

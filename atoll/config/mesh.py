@@ -18,6 +18,10 @@ AXIS_OF: Mapping[str, str] = MappingProxyType(
 )
 """Inner strategy with one axis -> that axis."""
 
+ONE_RANK = ("", "local", "swarm", "paths")
+"""Inner strategies of one rank; empty: the preset's."""
+HYBRID = "hybrid"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshShape:
@@ -63,7 +67,7 @@ def mesh_of(inner: str, *, ranks: int, mesh: Mapping[str, Any]) -> MeshShape:
     valid mesh.
     """
     sizes = _checked(mesh)
-    if inner in ("", "local", "swarm", "paths"):
+    if inner in ONE_RANK:
         found = MeshShape(**sizes)
         if max(ranks, found.ranks) > 1:
             raise ConfigError(
@@ -75,6 +79,8 @@ def mesh_of(inner: str, *, ranks: int, mesh: Mapping[str, Any]) -> MeshShape:
         return MeshShape()
     if inner in AXIS_OF:
         return _one_axis(inner, ranks, sizes)
+    if inner != HYBRID:
+        raise unknown("inner in [strategy]", inner, (*ONE_RANK[1:], *AXIS_OF, HYBRID))
     found = MeshShape(**sizes)
     if found.ranks == 1:
         raise ConfigError(
@@ -110,7 +116,11 @@ def _one_axis(inner: str, ranks: int, sizes: Mapping[str, int]) -> MeshShape:
         )  # fmt: skip
     size = sizes.get(axis, ranks)
     if ranks and size != ranks:
-        raise _does_not_divide(MeshShape(**{axis: size}), ranks)
+        raise ConfigError(
+            "the mesh and the ranks of an island are different",
+            given=f"{axis} = {size} in mesh, ranks = {ranks}", expected=f"ranks = {size}",
+            remedy="leave mesh out: an inner strategy with one axis needs only ranks",
+        )  # fmt: skip
     if size < 1:
         raise ConfigError(
             f"inner = {inner!r} needs ranks", given="ranks = 0", remedy="ranks = 2 in [island]"

@@ -73,7 +73,8 @@ def _hints_of(cls: type[Any]) -> dict[str, Any]:
 
 def _converted(value: Any, hint: Any, name: str) -> Any:
     """Return the value if it fits the annotation; integers may replace floats."""
-    if isinstance(value, float) and not math.isfinite(value):
+    numbers = value if isinstance(value, list) else [value]
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ConfigError(f"{name} must be finite", given=value, expected="a number")
     inner = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is list else None
     if isinstance(value, list) and dataclasses.is_dataclass(inner):
@@ -250,7 +251,7 @@ def _check_copies(checkpoint: CheckpointTable) -> None:
             )
     if checkpoint.to_options and not checkpoint.to:
         raise ConfigError(
-            "to_options in [checkpoint] are of no use without a place for copies",
+            "to_options in [checkpoint] need a place for copies",
             given='to = ""',
             expected="a URL such as s3://bucket/runs",
         )

@@ -23,7 +23,7 @@ def with_members(spec: JobSpec, *, nodes_set: bool) -> JobSpec:
         raise ConfigError(
             "nodes in [job] does not fit [rl]",
             given=f"nodes = {spec.job.nodes}",
-            expected=f"{rl.members}: one for each actor"
+            expected=f"{rl.members}: one for each actor and sampler"
             + (", one for the critic" if rl.has_critic else ""),
             remedy=f"leave nodes out; on this machine alone: --local {rl.members}",
         )

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from atoll.config.tables import CheckpointTable, JobSpec, LaunchTable
 
 SECRET = "secret:"
-"""In front of the name of a secret, where a value may be one."""
+"""Prefix of a value that is the name of a secret."""
 SHORTEST = 8
-"""Characters. Shorter texts are in too many lines of output to be hidden there."""
+"""Characters of the shortest value that is hidden; shorter ones occur in output by chance."""
 
 
 class Redaction:
@@ -28,7 +28,7 @@ class Redaction:
 
     @classmethod
     def of_environment(cls, launch: LaunchTable) -> Redaction:
-        """Return that of a job's own process, which has the values as variables."""
+        """Return the redaction of a job's own process, which has the values as variables."""
         names = dict(map(split_secret, launch.secrets))
         return cls({name: os.environ.get(variable, "") for variable, name in names.items()})
 

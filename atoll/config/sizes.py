@@ -11,15 +11,16 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Return bytes from a size like `16GB`, `80 GiB` or `500MB`; a bare number is GB.
+    """Return bytes from a size like `16GB`, `80 GiB` or `500 B`; a bare number is GB.
 
     Raises:
         ConfigError: it is not such a size, or not above 0.
     """
-    plain = text.strip().lower().replace(" ", "").removesuffix("b")
+    words = text.strip().lower().replace(" ", "")
+    plain = words.removesuffix("b")
     unit = next((unit for unit in _UNITS if plain.endswith(unit)), "")
     try:
-        value = float(plain.removesuffix(unit)) * _UNITS.get(unit, 10**9)
+        value = float(plain.removesuffix(unit)) * _UNITS.get(unit, 10**9 if plain == words else 1)
     except ValueError:
         value = 0.0
     if not 1 <= value < 1e18:

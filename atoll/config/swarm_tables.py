@@ -34,13 +34,13 @@ class SwarmTable:
     """`async`: the first `early` microbatches of a step are computed on the weights of the step
     before, while that one ends, so that no member waits for its rounds."""
     early: NotNegative = 0
-    """Those of `schedule = "async"`, fewer than `microbatches`; 0: a quarter of them."""
+    """Early microbatches of `schedule = "async"`, fewer than `microbatches`; 0: a quarter."""
     codec: str = "int8"
     """Format of activations and their gradients: a codec, e.g. `int8`, `subspace:K` (K numbers per
     token) or `subspace:K|int8`."""
     whole: NotNegative = 0
-    """The first so many members hold the whole model and train it by themselves. They meet the
-    others, which hold one stage each, in the rounds of every stage."""
+    """Number of members, the first ones, that hold the whole model and train it by themselves. They
+    take part in the rounds of every stage with the others, which hold one stage each."""
     whole_inner: Annotated[str, one_of(*WHOLE_INNER)] = "local"
     """How each of those computes a step: `local` in one process, or an island of the ranks in
     `[island]`, whose first one meets the stages."""
@@ -127,7 +127,7 @@ def check_whole(spec: JobSpec) -> None:
     if swarm.whole_inner == LOCAL:
         if island.ranks or island.mesh:
             raise ConfigError(
-                "ranks in [island], and no word of which members are islands",
+                "ranks in [island] do not say which members are islands",
                 given=f"whole = {swarm.whole} in [swarm], ranks or mesh in [island]",
                 expected="whole_inner in [swarm]: members with the whole model may be islands",
                 remedy='whole_inner = "ddp" in [swarm], or no ranks in [island]',
@@ -146,7 +146,7 @@ def check_whole(spec: JobSpec) -> None:
 
 
 def check_swarm(spec: JobSpec) -> None:
-    """Check that the job can train as a SWARM, if it wants to; raises ConfigError."""
+    """Check `[swarm]` and its inner strategy against the rest of a job; raises ConfigError."""
     stages, wanted = spec.swarm.stages, spec.strategy.inner == "swarm"
     if wanted != (stages > 0):
         raise ConfigError(
@@ -186,7 +186,7 @@ def check_swarm(spec: JobSpec) -> None:
 
 
 def _check_schedule(spec: JobSpec) -> None:
-    """Check that a job can go on before a step has ended, if it wants to; raises ConfigError."""
+    """Check the schedule and its early microbatches; raises ConfigError."""
     swarm = spec.swarm
     if swarm.schedule == SYNC:
         if swarm.early:

@@ -48,9 +48,9 @@ class JobTable:
     """Route of tensors: `auto`, `direct` (between members) or `relay` (through the hub)."""
     planned: list[str] = dataclasses.field(default_factory=list)
     """Keys of `[strategy]` that the hub plans again when members or their lines change by more than
-    20 %: `every`, `collective`. `atoll run` writes those that it has answered."""
+    20 %: `every`, `collective`. `atoll run` adds those that it has planned."""
     encryption: Annotated[str, one_of("on", "off")] = "on"
-    """Of what members send each other directly; `off`: only for a switch that you trust."""
+    """Of data that members send each other directly; `off` only on a network that you trust."""
     script: str = ""
     """Python file to run instead of the built-in trainer."""
     command: list[str] = dataclasses.field(default_factory=list)
@@ -74,11 +74,11 @@ class JobTable:
     threads: int = 1
     """torch threads per worker; 0: torch's default."""
     trust: Annotated[str, one_of("members", "audit")] = "members"
-    """`audit`: some rounds of each member are computed again by others; who cheats is evicted."""
+    """`audit`: others compute some rounds of each member again; a member that cheats is evicted."""
     audit_share: float = 0.02
     """Share of all member-rounds that are drawn for that by chance, 0.01 to 0.05."""
     device: DeviceSetting = "auto"
-    """Computes: `auto` (the accelerator that is there, else the processor), `cpu`, `cuda` (also of
+    """Device: `auto` (the accelerator that is there, else the processor), `cpu`, `cuda` (also of
     ROCm), `cuda:1`, `xpu` or `mps`. The owner of a machine may keep its accelerator."""
 
 

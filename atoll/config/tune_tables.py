@@ -116,7 +116,7 @@ EXAMPLES = "examples"
 
 
 def check_tune(spec: JobSpec) -> None:
-    """Check that the job can fine-tune, if it wants to; raises ConfigError."""
+    """Check `[tune]` against the rest of a job; raises ConfigError."""
     tune = spec.tune
     if not tune.active:
         if spec.data.corpus == EXAMPLES:

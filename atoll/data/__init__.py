@@ -1,6 +1,6 @@
 """Training data: texts and images, held-out splits, tokenizers, shards and resumable streams.
 
-May import errors, ids and task.
+May import errors, digest and model_hub.
 Start with `dataset.py`, then `stream.py`.
 """
 

@@ -131,7 +131,14 @@ def load_images(spec: str) -> ImageDataset:
             if kind == "idx"
             else "apt-get install dataset-fashion-mnist, or corpus = 'idx:FOLDER'",
         )
-    return _dataset(spec, _pair(folder, "train"), _pair(folder, "t10k"))
+    train, held_out = _pair(folder, "train"), _pair(folder, "t10k")
+    sides = train[0].shape[1], held_out[0].shape[1]
+    if sides[0] != sides[1]:
+        raise DataError(
+            "training and held-out images differ in size",
+            given=f"{folder}: {sides[0]} and {sides[1]} pixels a side", expected="equal sizes",
+        )  # fmt: skip
+    return _dataset(spec, train, held_out)
 
 
 def _pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

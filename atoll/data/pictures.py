@@ -95,7 +95,10 @@ class Pictures:
         try:
             with pillow.Image.open(io.BytesIO(place.read())) as opened:
                 picture = opened.convert("RGB")
-        except (OSError, ValueError, pillow.Image.DecompressionBombError) as error:
+        except (
+            OSError, ValueError, SyntaxError,  # a SyntaxError is a PNG file with a broken chunk
+            pillow.Image.DecompressionBombError,
+        ) as error:  # fmt: skip
             raise DataError(
                 "a picture cannot be read", given=f"{place.name}: {error}",
                 expected="a picture in one of " + ", ".join(SUFFIXES),

@@ -118,6 +118,8 @@ class _Corpus:
             with text.path.open("rb") as file:
                 while data := file.read(_READ_BYTES):
                     left -= len(data)
+                    if left < 0:
+                        break
                     yield data
             if left:
                 raise DataError(

@@ -5,6 +5,7 @@ The first two are lossless on any bytes.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -118,7 +119,8 @@ class PretrainedTokenizer:
     def encode(self, data: bytes) -> Tensor:
         """Return the ids: uint16 if the vocabulary fits, else int32."""
         kind = np.uint16 if self.vocab_size <= LARGEST_UINT16 else np.int32
-        texts = [piece.decode("utf-8", errors="replace") for piece in pieces(data)]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in a character
+        texts = [*map(decoder.decode, pieces(data)), decoder.decode(b"", final=True)]
         encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         parts = [np.array(part.ids, dtype=kind) for part in encoded]
         return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=kind))

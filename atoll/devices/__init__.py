@@ -1,4 +1,4 @@
-"""The one place that knows devices: which one computes, what it can do, copies to and from it.
+"""Device selection, capabilities and copies: the only code for particular kinds of devices.
 
 Built on torch.accelerator, so CUDA, ROCm, XPU, MPS and registered backends are alike. May import
 config and errors; loads torch, so others import it where they use it. Start with choose.py.

@@ -1,4 +1,4 @@
-"""What a device cannot do, as errors with a way out."""
+"""Errors for operators and number types that a device lacks, with a remedy."""
 
 from __future__ import annotations
 

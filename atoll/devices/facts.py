@@ -24,9 +24,9 @@ class DeviceFacts:
     memory_bytes: int
     """All of its memory; 0: not known."""
     bf16: bool
-    """It computes in bf16 itself."""
+    """Whether it computes in bf16 natively."""
     float64: bool
-    """It has 64-bit numbers."""
+    """Whether it supports float64."""
 
 
 def facts(device: torch.device) -> DeviceFacts:
@@ -54,7 +54,7 @@ def name_of(device: torch.device) -> str:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Return the free and all bytes of a device's memory; zeros: not known, as of the processor."""
+    """Return a device's free and total memory in bytes; zeros: not known, as of the processor."""
     if device.type == CPU:
         return 0, 0
     module = _module(device)
@@ -72,7 +72,7 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 
 def used_bytes(device: torch.device) -> int:
-    """Return the bytes that this process's tensors have on a device; 0: not known."""
+    """Return the bytes that this process's tensors occupy on a device; 0: not known."""
     if device.type == CPU:
         return 0
     module = _module(device)
@@ -83,7 +83,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes that this process's tensors had on a device; 0: not known."""
+    """Return the most bytes that this process's tensors have occupied on a device; 0: not known."""
     query = None if device.type == CPU else getattr(_module(device), "max_memory_allocated", None)
     return int(query(device)) if query is not None else 0
 
@@ -105,7 +105,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Return whether a device has 64-bit numbers; Apple's has not."""
+    """Return whether a device supports float64; MPS does not."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError):

@@ -1,4 +1,4 @@
-"""What a process does with its device: wait for it, set it, its random numbers, its backend."""
+"""A process's device: synchronization, current device, random states, process-group backend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Copies between main memory and a device, beside the computation where the device can do that."""
+"""Copies between main memory and a device, overlapped with computation where it can do that."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ def placed(values: Any, device: torch.device) -> Any:
         return _placed(values, device)
     if isinstance(values, Mapping):
         parts = {key: placed(value, device) for key, value in values.items()}
+        if isinstance(values, defaultdict):
+            return type(values)(values.default_factory, parts)
         return parts if type(values) is dict else type(values)(parts)  # type: ignore[call-arg]
     if isinstance(values, tuple | list):
         found = [placed(value, device) for value in values]
@@ -110,7 +113,7 @@ def _staged(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Non
 
 
 class Snapshot:
-    """Tensors as they are now, on their way to main memory; no thread waits for making it.
+    """A copy of tensors as they are now, on their way to main memory; making it blocks no thread.
 
     They are copied on their device, in the order of its work, and from there by `copy_to`, which
     another thread than the trainer's calls: only that thread waits.
@@ -129,7 +132,7 @@ class Snapshot:
             self._ready = module.current_stream(self._device).record_event()
 
     def copy_to(self, to: Sequence[Tensor]) -> None:
-        """Copy into tensors of the same shapes in main memory; from any thread, and waits.
+        """Copy into tensors of the same shapes in main memory; blocks, in any thread.
 
         A device with streams copies beside its other work.
         """
@@ -184,7 +187,7 @@ def _finish(waiting: Group) -> None:
 class Ahead:
     """A batch that is copied to a device while the device computes on another.
 
-    Other devices get it when it is taken.
+    A device without streams gets it when it is taken.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Trained models in the formats of others: a Hugging Face folder, GGUF, ONNX.
+"""Trained models in formats of other programs: a Hugging Face folder, GGUF, ONNX.
 
-May import errors, models, data, checkpoint, config, devices. Start with `opened.py`.
+May import errors, config, models, data and checkpoint. Start with `opened.py`.
 """

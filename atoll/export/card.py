@@ -1,4 +1,4 @@
-"""README.md of an exported model: what it is, from what, and how it was trained."""
+"""README.md of an exported model: its base, its training and its loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def model_card(
 
     Args:
         name: The run.
-        base: Of which model adapters were trained; empty: all weights were.
+        base: The model that the adapters belong to; empty: all weights were trained.
         spec: The job, if known.
         summary: Content of the run's summary.json; may be empty.
         adapter: Only adapters are in the folder.

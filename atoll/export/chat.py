@@ -15,7 +15,7 @@ from atoll.models.pretrained import library
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How answers are drawn."""
+    """How answers are sampled."""
 
     tokens: int = 400
     """At most so many per answer."""
@@ -109,7 +109,7 @@ def open_chat(opened: Opened, *, manner: Manner, device: torch.device) -> Chat:
 
 
 def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
-    """Return what the library gives new tokens to; it holds back incomplete characters."""
+    """Return a streamer for the library's new tokens; it holds back incomplete characters."""
 
     class Parts(library().TextStreamer):  # type: ignore[misc]
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -40,7 +40,7 @@ class Opened:
     Attributes:
         weights: As they were saved.
         tokenizer: Of `transformers`; None: the run's cannot be expressed by the library.
-        base: Where the pretrained model came from that adapters belong to; empty: no adapters.
+        base: Source of the pretrained model that the adapters belong to; empty: no adapters.
     """
 
     weights: Weights

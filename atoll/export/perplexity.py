@@ -53,7 +53,7 @@ def measure(
         opened: The model.
         options: Which files, and how they are rendered; nothing is left out of them.
         batch: Rows computed at once.
-        device: Where.
+        device: Where the model computes.
         progress: Called with the number of rows done.
 
     Raises:

@@ -25,7 +25,7 @@ def measure_tasks(
         opened: The trained model.
         tasks: Names, as of `lm-eval ls tasks`, or of files in `folder`.
         batch: Rows computed at once.
-        device: Computes.
+        device: Where the model computes.
         limit: Examples of each task; None: all.
         folder: Where further tasks are described in YAML.
 

@@ -17,11 +17,11 @@ class Trouble(StrEnum):
     KILL = "kill"
     """Its processes are killed; they start again after `for_s`, or never."""
     SLEEP = "sleep"
-    """The machine stands still for `for_s`, as a laptop that is closed."""
+    """The machine is suspended for `for_s`, like a laptop that is closed."""
     CUT = "cut"
     """Its line carries nothing for `for_s`; it goes on computing."""
     JOIN = "join"
-    """It comes only at `at_s`."""
+    """It joins at `at_s`; before that it takes no part."""
 
 
 ENDLESS = frozenset({Trouble.KILL, Trouble.CUT})
@@ -62,8 +62,9 @@ def check_faults(faults: Sequence[Fault], machines: Sequence[str]) -> None:
             raise unknown("machine of a fault", fault.machine, machines)
         if fault.trouble == Trouble.SLEEP and not fault.for_s:
             raise ConfigError(
-                "a machine that sleeps wakes up", given=f"{fault.machine} at {fault.at_s:g} s",
-                expected="for_s = 30", remedy='for ever is what = "kill"',
+                "a machine that sleeps needs a time to wake up",
+                given=f"{fault.machine} at {fault.at_s:g} s", expected="for_s = 30",
+                remedy='what = "kill" ends it for good',
             )  # fmt: skip
         if fault.trouble == Trouble.JOIN and not (fault.at_s and not fault.for_s):
             raise ConfigError(

@@ -17,9 +17,10 @@ MBPS = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`[[machines]]`: one machine, or `count` equal ones; 0: not known, unless it says otherwise.
+    """`[[machines]]`: one machine, or `count` equal ones.
 
-    What the owner of a machine, `atoll doctor` or the hub says of it.
+    Its figures come from its owner, `atoll doctor` or the hub; 0 is an unknown figure, except where
+    another meaning is given.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Machine:
     hours_per_day: Amount = HOURS_PER_DAY
     """Hours of a day in which its owner lends it."""
     price_per_hour: Amount = 0.0
-    """Money per hour that it is lent."""
+    """Price of an hour, in any currency."""
     failures_per_day: Amount = 0.0
     """Times a day that it leaves without notice."""
     congestion: str = ""
@@ -57,7 +58,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """`[[sites]]`: the network inside a place; without it machines have their own lines only."""
+    """`[[sites]]`: the network inside a site; without it its machines use their own lines."""
 
     name: str
     mbps: Amount = 0.0
@@ -68,14 +69,14 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """`[[links]]`: what two machines, or two sites, were measured to reach between each other."""
+    """`[[links]]`: a measured link between two machines or two sites."""
 
     between: list[str]
     """From the first to the second; and back, unless there is another link for that."""
     mbps: Amount = 0.0
-    """Megabits per second of one connection; 0: of the slower line."""
+    """Megabits per second of one connection; 0: those of the site or of the narrower line."""
     latency_ms: Amount = 0.0
-    """Round trip; 0: what both need to the hub."""
+    """Round trip; 0: the sum of both round trips to the hub."""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -99,7 +100,7 @@ class HubLine:
 
 @dataclass(frozen=True)
 class Path:
-    """What one machine's traffic to another (or the hub) meets; rates in bytes per second."""
+    """The path of one machine's traffic to another, or to the hub."""
 
     bytes_per_s: float
     round_trip_s: float
@@ -209,8 +210,8 @@ class Fleet:
     def between(self, a: Machine, b: Machine) -> Path:
         """Return the direct path from one machine to another; an unknown rate is 0.
 
-        Without a measured link that is the narrower of both lines, and the round trips of both to
-        the hub together, which is an upper bound.
+        Without a measured link that is what their site says. If it says nothing: the narrower of
+        both lines, and the round trips of both to the hub together, which is an upper bound.
         """
         found = self._paths.get((a.name, b.name))
         if found is None:
@@ -223,7 +224,8 @@ class Fleet:
         mbps = (link.mbps if link else 0.0) or (site.mbps if site else 0.0) or lines
         if link is None and site is not None and site.mbps:
             return Path(mbps * MBPS / 8, site.latency_ms / 1000, a.congestion == KEEPS_RATE)
-        latency_ms = (link.latency_ms if link else 0.0) or a.latency_ms + b.latency_ms
+        inside_ms = site.latency_ms if site is not None else 0.0
+        latency_ms = (link.latency_ms if link else inside_ms) or a.latency_ms + b.latency_ms
         if link is not None and lines and a.site != b.site:
             mbps = min(mbps, lines)  # a link cannot carry more than the lines at its ends
         return Path(mbps * MBPS / 8, latency_ms / 1000, a.congestion == KEEPS_RATE)

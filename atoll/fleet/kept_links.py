@@ -26,10 +26,13 @@ def keep_links(home: Path, hub: str, links: Sequence[Link], *, now: float) -> No
 
 def kept_links(home: Path, hub: str, nodes: Container[str], *, now: float) -> list[Link]:
     """Return the remembered links between these nodes of a hub, unless they are too old."""
-    found = _read(home / FILE).get(hub, {})
-    if now - float(found.get("time", 0.0)) > KEPT_S:
+    found = _read(home / FILE).get(hub)
+    try:
+        if found is None or now - float(found["time"]) > KEPT_S:
+            return []
+        links = [Link(**fields) for fields in found["links"]]
+    except (KeyError, TypeError, ValueError):  # damaged, or written by another version
         return []
-    links = [Link(**fields) for fields in found.get("links", [])]
     return [link for link in links if all(end in nodes for end in link.ends)]
 
 

@@ -14,7 +14,7 @@ from atoll.fleet.reading import check_fleet, unmeasured
 Row = Mapping[str, Any]
 
 WATCHED_S = 3600.0
-"""A machine must have been known for so long before its disconnections say anything."""
+"""Shortest span of events from which a rate of disconnections is derived."""
 DAY_S = 86_400.0
 LOST = "node-lost"
 """Kind of the event; its text begins with the node."""
@@ -85,7 +85,7 @@ def _notes(fleet: Fleet) -> Iterator[str]:
 def failures_of_events(events: Sequence[Row], *, now: float) -> dict[str, float]:
     """Return how often a day each node left without notice, from the hub's own events.
 
-    Without an hour of events nothing can be said.
+    Empty if the events cover less than an hour: too short a time for a rate.
     """
     since = min((float(event["time"]) for event in events), default=now)
     if now - since < WATCHED_S:

@@ -90,7 +90,7 @@ def _rows(tables: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
 
 
 def _apart(machines: Sequence[Machine]) -> Iterator[Machine]:
-    """Yield every machine by itself, with a name of its own."""
+    """Yield `count` machines for each, with numbered names."""
     if sum(machine.count for machine in machines) > MOST_MACHINES:
         raise ConfigError("too many machines", expected=f"at most {MOST_MACHINES}")
     for machine in machines:
@@ -102,7 +102,7 @@ def _apart(machines: Sequence[Machine]) -> Iterator[Machine]:
 
 
 def check_fleet(fleet: Fleet) -> None:
-    """Raise ConfigError for names that occur twice, and links that cannot be."""
+    """Raise ConfigError for duplicate or unknown names, impossible figures and invalid links."""
     names = Counter(machine.name for machine in fleet.machines)
     twice = [name for name, count in names.items() if count > 1]
     if twice:

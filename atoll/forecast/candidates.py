@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.config import JobSpec, StrategyTable
+from atoll.config import JobSpec, StrategyTable, dump_tables
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet
 from atoll.forecast.efficiency import EVERY_STEP, PERIODIC
@@ -78,16 +78,13 @@ class Candidate:
 
         With all `of` so many machines their names need not be there.
         """
-        lines = ["[job]", f"nodes = {len(self.members)}"]
-        if not self.alone:
-            lines.append(f'route = "{self.route}"')
-        if len(self.members) != of:
-            lines.append("on = [" + ", ".join(f'"{name}"' for name in self.members) + "]")
-        lines += ["", "[strategy]", f'preset = "{self.preset}"']
-        lines += [f'codec = "{self.codec}"'] if self.codec else []
-        lines += [f'collective = "{self.collective}"'] if self.collective != AUTO else []
-        lines += [f"{name} = {value}" for name, value in self.options.items()]
-        return "\n".join(lines) + "\n"
+        job: dict[str, Any] = {"nodes": len(self.members)}
+        job |= {} if self.alone else {"route": self.route}
+        job |= {} if len(self.members) == of else {"on": list(self.members)}
+        strategy: dict[str, Any] = {"preset": self.preset}
+        strategy |= {"codec": self.codec} if self.codec else {}
+        strategy |= {"collective": self.collective} if self.collective != AUTO else {}
+        return dump_tables({"job": job, "strategy": {**strategy, **self.options}})
 
 
 SHOWN = ("every", "delay")

@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.errors import ConfigError
 from atoll.forecast.workload import gain_exponent
 
 DATA_PARALLEL, ONE_MEMBER = 1.590, 1.996
@@ -77,11 +78,19 @@ def gain_of(preset: str, *, every: int, delay: int, codec: str) -> Gain:
     """Return what a method's tokens are worth, with what the numbers rest on.
 
     Args:
-        preset: One of `PERIODIC` or `EVERY_STEP`.
+        preset: The method.
         every: Steps between two rounds of the same values.
         delay: Steps until the result is applied.
         codec: Of the job.
+
+    Raises:
+        ConfigError: nothing is measured of this method.
     """
+    if not known(preset):
+        raise ConfigError(
+            "nothing was measured of what this method costs in loss", given=preset,
+            expected="one of " + ", ".join((*PERIODIC, *EVERY_STEP)),
+        )  # fmt: skip
     if preset in EVERY_STEP:
         losses = dict(CODED.get(preset, ()))
         loss = next((x for name, x in losses.items() if name in codec), EVERY_STEP[preset])

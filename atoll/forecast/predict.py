@@ -214,7 +214,7 @@ def coding_s(codec: str, *, elements: int) -> float:
 
 def steps_of_traffic(resolved: Resolved, *, steps: int) -> int:
     """Return of how many steps the traffic is counted: of whole periods after the common start."""
-    every = int(getattr(resolved.method, "every", 1))
+    every = max(1, int(getattr(resolved.method, "every", 1)))  # 0: the method decides it
     periods = max(PERIODS_OF_TRAFFIC, -(-STEPS_OF_TRAFFIC // every))
     return min(steps, int(getattr(resolved.method, "shared_steps", 0)) + periods * every)
 

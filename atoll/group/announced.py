@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from atoll.clock import RealClock
 from atoll.group.base import Work
 from atoll.group.period import PeriodReport
 from atoll.wire.messages import RoundJoin, RoundPlan
@@ -16,7 +17,7 @@ class AnnouncedJoin:
     def __init__(self) -> None:
         """Start without one."""
         self.report: RoundJoin | None = None
-        """Of the present round, where the plan was asked for with an older one."""
+        """Report of the present round, if the plan was requested with an older one."""
         self._round = -1
         self._requested: Work[RoundPlan] | None = None
         self._lock = threading.Lock()
@@ -37,16 +38,18 @@ class AnnouncedJoin:
         with self._lock:
             self._over = max(self._over, epoch)
 
-    def take(self, report: PeriodReport) -> RoundPlan | None:
+    def take(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan | None:
         """Wait for the plan of a round; None: it was not asked for, or is over.
 
         Raises:
+            DeadlineExceeded: it did not come by the monotonic `deadline`.
             AtollError: the hub's answer was this error.
         """
         requested, self._requested, self.report = self._requested, None, None
         if requested is None or self._round != report.round:
             return None
-        plan = requested.wait()
+        left_s = None if deadline is None else max(0.0, deadline - RealClock().monotonic())
+        plan = requested.wait(left_s)
         with self._lock:
             if plan.epoch <= self._over:
                 return None

@@ -122,7 +122,7 @@ class Reduced:
     """Bytes sent by this member, including headers where known."""
     received_bytes: int
     digest: str
-    """BLAKE2b of the encoded result and the contributors, compared in `commit`."""
+    """BLAKE3 of the encoded result and the contributors, compared in `commit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class AllToAllResult:
     direct route once per recipient."""
     received_bytes: int
     digest: str
-    """BLAKE2b over the packets of all members, equal on every member."""
+    """BLAKE3 over the packets of all members, equal on every member."""
 
     @property
     def contributors(self) -> tuple[str, ...]:

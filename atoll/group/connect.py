@@ -105,7 +105,7 @@ def connect_group(
         route: `auto`, `direct` or `relay`.
         serve: Starts the server of the committed state on the member's session; returns the
             host:port at which it listens.
-        line: Learns when exchanges use the line of this machine.
+        line: Records when exchanges use the line of this machine.
 
     Raises:
         HubUnreachable: no hub answers there.
@@ -153,6 +153,8 @@ def connect_group(
         groups.append(group)
         registered = group.register(state=serve(link) if serve is not None else ())
     except BaseException:
+        for group in groups:
+            group.close()
         link.close()
         raise
     return Connection(environment, link, group, registered)

@@ -17,7 +17,6 @@ from atoll.errors import (
     EpochChanged,
     GroupError,
     GroupLeft,
-    LeftBehind,
     PeerLost,
 )
 from atoll.group.announced import AnnouncedJoin
@@ -44,6 +43,7 @@ from atoll.group.routes.rendezvous_store import own_address
 from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
 from atoll.group.routes.routes import Routes
 from atoll.group.single import own_packets, own_values
+from atoll.group.votes import agrees, check_not_left_behind, vote_on
 from atoll.net.line_use import LineUse
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
@@ -216,7 +216,7 @@ class HubGroup:
 
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """See :meth:`Group.join`."""
-        plan = self._announced.take(report) or self._plan_for(report, deadline)
+        plan = self._announced.take(report, deadline=deadline) or self._plan_for(report, deadline)
         # In one step: `leave` must either prevent this attempt or see that it is open.
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
@@ -320,29 +320,21 @@ class HubGroup:
         resting: Resting = nullcontext,
     ) -> Verdict:
         """See :meth:`Group.commit`."""
-        plan = self._joined()
-        ok = ok and reduced is not None
-        vote = RoundVote(
-            round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
-            digest=reduced.digest if reduced is not None else "",
-            contributors=list(reduced.contributors) if reduced is not None else [],
-            lease=lease, report=self._announced.report,
+        vote = vote_on(
+            self._joined(), reduced, ok=ok, reason=reason, lease=lease,
+            report=self._announced.report,
         )  # fmt: skip
         committed = counted = False
         try:
             with resting():
                 verdict = self._requests.ask(vote, Verdict)
-            committed = verdict.committed and ok and verdict.digest == vote.digest
+            committed = agrees(verdict, vote)
             counted = committed and self.me in verdict.contributors
             if committed and not counted and self._gave:
-                log.warning("the others left this member's values out of round %s", plan.round)
+                log.warning("the others left this member's values out of round %s", vote.round)
         finally:
             self._settle(committed=committed, counted=counted)
-        if verdict.committed and not committed:
-            raise LeftBehind(
-                "the group committed a result that this member does not have",
-                given=vote.digest or "no result", expected=verdict.digest,
-            )  # fmt: skip
+        check_not_left_behind(verdict, vote)
         if committed:
             self.committed_round = verdict.round + 1
         return verdict

@@ -17,16 +17,16 @@ from atoll.wire.round_messages import MOST_LINES
 log = logging.getLogger(__name__)
 
 EARLY_S = 120.0
-"""For so long the members are waited for before the first round; later they are found in it."""
+"""How long the members are awaited before the first round; later they are found in it."""
 ASK_S = 0.5
-"""Pause between two questions whether all are there."""
+"""Pause between two requests for the list of members."""
 
 
 class ReachablePeers:
     """Asks the hub for the members' addresses and tries them, if the members have changed."""
 
     def __init__(self, requests: HubRequests, *, me: str) -> None:
-        """Start without knowing anybody."""
+        """Start without known members."""
         self._requests, self._me = requests, me
         self._lock = threading.Lock()
         """Held while addresses are tried, so that a round waits for that instead of repeating it.
@@ -34,7 +34,7 @@ class ReachablePeers:
         self._began = threading.Event()
         """Set when the first round begins."""
         self.early = Work.of(None)
-        """Done when this member has met the others of the first round, or gave that up."""
+        """Done when the members of the first round were found, or the search has ended."""
         self._reachable: list[str] = []
         self._probed_for: tuple[str, ...] | None = None
         self._probed: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class ReachablePeers:
         """Return those that accept connections; `members` are those of the last plan.
 
         The first join probes all members that have registered: if these are the members of its
-        plan, the round after it need not probe again, while training waits.
+        plan, the next round does not probe again.
         """
         self._began.set()
         with self._lock:

@@ -348,8 +348,7 @@ class Hub:
 
     async def _housekeeping(self) -> None:
         reckon_at = self.clock.monotonic() + self.options.restart_grace_s
-        reckoned = False
-        count = 0
+        reckoned, count = False, 0
         while True:
             await asyncio.sleep(SWEEP_S)
             count += 1
@@ -368,9 +367,9 @@ class Hub:
                 if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
                     self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
                 if not reckoned and self.clock.monotonic() >= reckon_at:
-                    reckoned = True
                     await self.membership.reckon()
                     await self.scheduler.reckon()
+                    reckoned = True
             except Exception:
                 logger.exception("housekeeping failed")
 
@@ -394,4 +393,8 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue,
         copies=CopyPlaces(options.copies), quotas=options.quotas,
     )  # fmt: skip
-    return Hub(options, stores, url=url, clock=clock)
+    try:
+        return Hub(options, stores, url=url, clock=clock)
+    except BaseException:
+        await stores.close()
+        raise

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 SERVICE = "_atoll._tcp.local."
 
 CLOSE_TIMEOUT_S = 2.0
+MAX_HOST = 50
+"""Characters of the host's name in that of the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,11 @@ class MdnsRegistration:
     prefix: str = ""
     secure: bool = False
     fingerprint: str = ""
+
+    @property
+    def label(self) -> str:
+        """The hub's name on the network: at most the 63 characters of a DNS label."""
+        return f"{platform.node()[:MAX_HOST] or 'hub'}-{self.port}"
 
     def properties(self) -> dict[str, str]:
         """Return the TXT fields of the record."""
@@ -67,14 +74,13 @@ class MdnsAnnouncement:
 
         announced = self._announced
         addresses = addresses_of(announced.host)
-        name = f"{platform.node() or 'hub'}-{announced.port}"
         service = ServiceInfo(
             SERVICE,
-            f"{name}.{SERVICE}",
+            f"{announced.label}.{SERVICE}",
             port=announced.port,
             parsed_addresses=addresses,
             properties=announced.properties(),
-            server=f"{name}.local.",
+            server=f"{announced.label}.local.",
         )
         try:
             self._zeroconf = AsyncZeroconf(interfaces=addresses, ip_version=IPVersion.V4Only)

@@ -73,8 +73,8 @@ NOTICES: frozenset[type[Message]] = frozenset({Event, Received})
 """Messages that may come without a request number; all others have an answer."""
 
 REPORTS: frozenset[type[Message]] = frozenset({LogLines, Metrics, Event})
-"""Stored one at a time of each session: a transaction that held all that one session has sent
-would keep the others' votes waiting."""
+"""Stored one at a time per session: a transaction with all reports of one session would delay the
+votes of others."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
@@ -202,8 +202,7 @@ class MessageRouter:
             answer = Failure(wrong.to_dict())
         except Exception as error:
             logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
-            what = "the hub failed on this request"
-            remedy = "see the hub's log"
+            what, remedy = "the hub failed on this request", "see the hub's log"
             answer = Failure(HubError(what, given=repr(error), remedy=remedy).to_dict())
         finally:
             if envelope.id:
@@ -226,7 +225,8 @@ class MessageRouter:
 
     async def _process_state(self, session: Session, body: ProcessState, id: int) -> Message:
         identity = session.identity
-        if identity.role == "job" and identity.name != body.job:
+        own = identity.name == body.job and identity.member in ("", body.member)
+        if identity.role == "job" and not own:
             raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
         if not self._jobs.knows(body.job):
             return Done()  # deleted: the report is not needed, and must not come again
@@ -241,7 +241,8 @@ class MessageRouter:
     def _check_process(self, session: Session, job: str, member: str) -> None:
         """Reject a report about a process that the sender does not own."""
         identity = session.identity
-        if identity.role == "operator" or (identity.role == "job" and identity.name == job):
+        own = identity.name == job and identity.member in ("", member)
+        if identity.role == "operator" or (identity.role == "job" and own):
             return
         record = self._jobs.get(job).process(member)
         owner = record.node if record is not None else ""
@@ -250,8 +251,7 @@ class MessageRouter:
         if identity.role != "node" or owner != identity.name:
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 
-    # -------------------------------------------------------------------------- requests of
-    # members
+    # ------------------------------------------------------------------ requests of members
 
     async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
         job, member = _member(session)

@@ -82,7 +82,7 @@ def reachable_url(host: str, port: int, *, scheme: str = "http") -> str:
 
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that are accepted before the others have their turn: 2 ms, not 60."""
+"""Connections accepted before other events are processed: that takes 2 ms instead of 60."""
 
 BACKLOG = 2_048
 """Connections that may wait to be accepted, e.g. when a hub is back after a restart."""

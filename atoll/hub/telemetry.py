@@ -85,8 +85,8 @@ class Telemetry:
             await asyncio.to_thread(self._provider.shutdown, SEND_TIMEOUT_S * 1000)
 
     def _take(self, found: Iterable[Family]) -> None:
-        for family in found:
-            self._latest[family.name] = family
+        self._latest = {family.name: family for family in found}
+        for family in self._latest.values():
             if family.name in self._known:
                 continue
             self._known.add(family.name)
@@ -102,7 +102,8 @@ class Telemetry:
         from opentelemetry.metrics import Observation
 
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            samples = self._latest[name].samples
+            family = self._latest.get(name)  # None: e.g. of stages, while no SWARM runs
+            samples = family.samples if family is not None else ()
             return [Observation(value, labels) for labels, value in samples if value is not None]
 
         return observe

@@ -11,7 +11,7 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 Interface: https://horovod.readthedocs.io/en/stable/api.html#module-horovod.torch. `atoll run
 script.py --nodes 4` takes the place of `horovodrun`. Differs:
 
-* a lost member does not end the run: the others go on, and a mean is that of those that are left;
+* a lost member does not end the run: the others go on, and means are over the remaining ones;
 * a process that comes later gets parameters and optimizer from the others;
 * `size` is the number of members that the job was started with, so shares of the data stay as they
   are; :func:`members` is the number in the last round;
@@ -22,7 +22,10 @@ from __future__ import annotations
 
 import atexit
 import io
+import logging
+import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -30,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupError
 from atoll.run import Run, join
 
 Average, Sum, Min, Max = "mean", "sum", "min", "max"
@@ -45,7 +48,7 @@ class Compression:
 
 
 class _Process:
-    """This process's run; Horovod's interface is one of functions."""
+    """This process's run, a global because Horovod's interface consists of functions."""
 
     run: Run | None = None
 
@@ -54,7 +57,24 @@ def init() -> None:
     """Join the job; call it once, first. The run ends with the script, or with `shutdown`."""
     if _Process.run is None:
         _Process.run = join().__enter__()
-        atexit.register(shutdown)
+        atexit.register(_shut_down_at_exit)
+
+
+def _shut_down_at_exit() -> None:
+    """Leave the job, and end with an exit status that says so: atexit ignores exceptions."""
+    try:
+        shutdown()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    else:
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def shutdown() -> None:
@@ -62,7 +82,7 @@ def shutdown() -> None:
     run, _Process.run = _Process.run, None
     if run is None:
         return
-    atexit.unregister(shutdown)
+    atexit.unregister(_shut_down_at_exit)
     error = getattr(sys, "last_value", None)
     run.__exit__(type(error) if error is not None else None, error, None)
 
@@ -133,16 +153,27 @@ def broadcast_(tensor: Tensor, root_rank: int, *, name: str = "") -> Tensor:
 
 
 def broadcast_object(thing: Any = None, root_rank: int = 0, *, name: str = "") -> Any:
-    """Return an object of tensors, numbers, texts and containers of the member `root_rank`."""
+    """Return an object of tensors, numbers, texts and containers of the member `root_rank`.
+
+    If rank 0 is lost, the first member stands for it, if its `thing` is not None.
+
+    Raises:
+        GroupError: the member that has the object was lost.
+    """
     run, own = the_run(), b""
-    if rank() == root_rank:
+    if rank() == root_rank or (root_rank == 0 and thing is not None):
         stream = io.BytesIO()
         torch.save(thing, stream)
         own = stream.getvalue()
     length = run.broadcast(torch.tensor([len(own)]), _member(root_rank))
-    data = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else torch.zeros(
-        int(length), dtype=torch.uint8
-    )  # fmt: skip
+    if not length:
+        raise GroupError(
+            "the member that has the object was lost", given=f"rank {root_rank}",
+            expected="a member that takes part", remedy="broadcast from another one",
+        )  # fmt: skip
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    if len(own) == len(data):
+        data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     found = run.broadcast(data, _member(root_rank))
     return torch.load(io.BytesIO(found.numpy().tobytes()), weights_only=True)
 
@@ -190,16 +221,16 @@ def DistributedOptimizer(
 ) -> Optimizer:  # fmt: skip
     """Return an optimizer whose `step` averages the gradients of all members first.
 
-    All members start from the parameters of the first one; it is
-    `run.wrap(model, optimizer, outer="ddp")`, whose methods and codecs are worth a look for slow
-    lines: `atoll.DiLoCo` needs hundreds of times fewer bytes.
+    All members start from the parameters of the first one. This is
+    `run.wrap(model, optimizer, outer="ddp")`; on slow links, `run.wrap` with `atoll.DiLoCo` sends
+    hundreds of times fewer bytes.
 
     Args:
         optimizer: Over the parameters.
         named_parameters: As in `model.named_parameters()`; None: those of the optimizer.
         compression: A codec, e.g. `Compression.fp16`, or any other of Atoll.
-        backward_passes_per_step: For Horovod's callers: gradients that were accumulated in so many
-            passes are averaged once, in `step`.
+        backward_passes_per_step: Accepted as in Horovod; accumulated gradients are averaged once,
+            in `step`, for any number of passes.
         op: `Average`; others are refused.
 
     Raises:

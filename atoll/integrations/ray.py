@@ -67,7 +67,7 @@ class _Node:
 
 
 class Nodes:
-    """So many nodes on the machines of the cluster, until `close` or the end of a `with`."""
+    """Nodes on the machines of a Ray cluster, until `close` or the end of a `with` block."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class AtollCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Go on at the group's step, stop with the job, show the agreed parameters if needed."""
+        """Go on at the group's step, stop with the job, load the agreed parameters if needed."""
         self._own_steps += 1
         self._follow(state, control, more["lr_scheduler"])
         if self._run.stopping:
@@ -186,7 +186,7 @@ class _Mark:
 def _skip(loader: Any, args: TrainingArguments, state: TrainerState) -> None:
     """Leave out the batches of the current pass that the group's steps have used up.
 
-    Nothing is left to train on after the last step: the Trainer would take one more.
+    After the last step all are left out, since the Trainer would otherwise take one more step.
     """
     if not hasattr(loader, "skip_batches"):
         return

@@ -1,4 +1,4 @@
-"""Orders to ranks that live on in another mesh: a supervisor writes them, a rank reads them.
+"""Orders that move surviving ranks to another mesh: a supervisor writes, a rank reads them.
 
 An order is a line of JSON on the rank's standard input. A rank that loses another one keeps its
 process, with everything loaded, and takes its next place from there. A planned order comes while
@@ -25,10 +25,10 @@ ORDER_S = 90.0
 
 
 class MorphOrder(msgspec.Struct, frozen=True):
-    """Where a living rank goes on."""
+    """The next place of a surviving rank."""
 
     number: int
-    """Of the start of the island: each has another one, which grows."""
+    """Number of the island's start; it increases with every start."""
     place: RankPlace
     spec: str
     """Path of the job file of the new mesh."""
@@ -37,12 +37,12 @@ class MorphOrder(msgspec.Struct, frozen=True):
 
     @property
     def job_file(self) -> Path:
-        """The path."""
+        """Path of the job file."""
         return Path(self.spec)
 
 
 class Moved(Exception):
-    """Training rests after a round, its state is stored, and the ranks take other places."""
+    """Ends training after a round, with its state stored, so that the ranks take other places."""
 
     def __init__(self, order: MorphOrder, *, round_: int) -> None:
         """Go on by an order, from the stored state of a round."""
@@ -58,7 +58,7 @@ def give_order(rank: IO[bytes], order: MorphOrder) -> None:
 
 
 class Orders:
-    """The orders that this process has got; a thread of its own reads them."""
+    """The orders that this process has received; a background thread reads them."""
 
     def __init__(self, descriptor: int = 0) -> None:
         """Read a file descriptor: the standard input."""
@@ -74,13 +74,13 @@ class Orders:
             return self._pending[-1] if self._pending else None
 
     def take(self, number: int) -> MorphOrder | None:
-        """Wait for the order of a start, and drop it and all before; None: it does not come."""
+        """Wait for the order of a start, and remove it and earlier ones; None: it has not come."""
         return self._await(lambda order: order.number == number)
 
     def after(self, error: BaseException) -> MorphOrder | None:
         """Return the order that follows the loss of another rank; None: there is none.
 
-        `error` is what ended this rank's work; any other failure is its own, and ends the process.
+        `error` ended this rank's work; if it is a failure of this rank itself, there is no order.
         """
         if not is_peer_failure(error):
             return None
@@ -101,7 +101,7 @@ class Orders:
 
     def _read(self, descriptor: int) -> None:
         with suppress(OSError), open(descriptor, "rb", buffering=0, closefd=False) as lines:
-            # Without a buffer: its lock, held by a thread that waits, would trouble the exit.
+            # Unbuffered: the interpreter cannot exit while a waiting thread holds a buffer's lock.
             while line := lines.readline():
                 with suppress(msgspec.DecodeError), self._changed:
                     self._pending.append(msgspec.json.decode(line, type=MorphOrder))

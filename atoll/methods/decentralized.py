@@ -68,8 +68,8 @@ class Gossip(Method):
 
     graph: str = option(
         "ring",
-        "Communication graph: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with push- "
-        "sum also `random`.",
+        "Communication graph: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with "
+        "push_sum also `random`.",
     )
     every: int = option(1, "Optimizer steps between two rounds.")
     push_sum: bool = option(

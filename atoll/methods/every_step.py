@@ -235,7 +235,7 @@ class SignMajority(Method):
 
     @property
     def has_mean(self) -> bool:
-        """With scales every vote needs its own packet."""
+        """Whether one mean exists; with scales every vote needs a packet of its own."""
         return not self.feedback
 
 

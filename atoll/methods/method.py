@@ -61,7 +61,7 @@ class Preset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSupport:
-    """Codecs that a method cannot use; codecs declare the same properties in their rows."""
+    """Which codecs a method can use, by properties that codecs declare in their rows."""
 
     why: str
     one_mean: bool = False

@@ -77,6 +77,11 @@ class Streaming(Method):
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
         """Refuse overlapping rounds of fragments."""
         every, fragments = self.every, self.fragments
+        if fragments < 1:
+            raise ConfigError(
+                "a model is cut into one fragment or more", given=f"fragments = {fragments}",
+                expected="1 or more", remedy="fragments = 4",
+            )  # fmt: skip
         delay = 0 if isinstance(self.delay, str) else self.delay
         if every < fragments:
             raise ConfigError(
@@ -142,7 +147,7 @@ class Eager(Method):
 
     @property
     def later_vectors(self) -> float:
-        """The own gradient in flight, and momentum of the shared and the own state."""
+        """The member's own gradient in flight, and momentum of the shared and of its own state."""
         return 1.0 + 2.0 * (self.outer_momentum > 0)
 
 
@@ -198,7 +203,7 @@ class Decoupled(Streaming):
     )
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse overlapping rounds of fragments, and a grace that lasts into the next round."""
+        """Refuse rounds of fragments that overlap, and a grace that lasts into the next round."""
         super().check(nodes=nodes, min_nodes=min_nodes, optimizer=optimizer)
         gap = self.every // self.fragments if self.staggered else self.every
         delay = 0 if isinstance(self.delay, str) else self.delay

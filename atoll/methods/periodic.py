@@ -119,8 +119,8 @@ class DiLoCo(Method):
             papers=(
                 arxiv(
                     "2407.07852",
-                    "OpenDiLoCo: An Open-Source Framework for Globally Distributed Low- "
-                    "Communication Training",
+                    "OpenDiLoCo: An Open-Source Framework for Globally Distributed "
+                    "Low-Communication Training",
                     2024,
                 ),
             ),

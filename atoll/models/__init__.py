@@ -1,6 +1,6 @@
 """Models that come with Atoll; any other PyTorch model works as well.
 
-May import errors, ids and config.
+May import errors and model_hub.
 Start with `registry.py` and `contract.py`.
 """
 

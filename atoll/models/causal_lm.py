@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.models.language import LanguageModel, LayeredLanguageModel, check_writing
+from atoll.models.language import LanguageModel, LayeredLanguageModel, check_writing, evaluating
 from atoll.models.pretrained import CausalLMConfig, library
 
 ROTARY = frozenset(
@@ -104,22 +105,29 @@ class CausalLM(LanguageModel):
         check_writing(prompt_ids, tokens=tokens, temperature=temperature, top_k=top_k)
         if not tokens:
             return prompt_ids
-        was_training = self.training
-        self.eval()
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k or 0}
         settings = library().GenerationConfig(
             max_new_tokens=tokens, min_new_tokens=tokens, use_cache=True, **sampling
         )
-        with torch.random.fork_rng(devices=[]):
-            if generator is not None:
-                torch.manual_seed(generator.initial_seed())
+        with evaluating(self), _drawing_from(generator):
             written = self._theirs[0].generate(
                 prompt_ids, generation_config=settings, attention_mask=torch.ones_like(prompt_ids)
             )
-        self.train(was_training)
         return cast(Tensor, written)
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Let the library, which takes no generator, draw its random numbers from one."""
+    if generator is None:
+        yield
+        return
+    seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int(seed))
+        yield
 
 
 class LayeredCausalLM(CausalLM, LayeredLanguageModel):

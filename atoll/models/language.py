@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -76,13 +77,11 @@ class LanguageModel(nn.Module):
             ConfigError: the prompt is empty, or a number is negative.
         """
         check_writing(prompt_ids, tokens=tokens, temperature=temperature, top_k=top_k)
-        was_training = self.training
-        self.eval()
         ids = prompt_ids
-        for _ in range(tokens):
-            logits = self(ids[:, -self.config.context :])[:, -1]
-            ids = torch.cat((ids, sampled(logits, temperature, top_k, generator)), dim=1)
-        self.train(was_training)
+        with evaluating(self):
+            for _ in range(tokens):
+                logits = self(ids[:, -self.config.context :])[:, -1]
+                ids = torch.cat((ids, sampled(logits, temperature, top_k, generator)), dim=1)
         return ids
 
     @property
@@ -109,6 +108,17 @@ class LayeredLanguageModel(LanguageModel):
         for unit in self.units():
             x = unit(x)
         return x
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and back into its mode at the end, after errors too."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def check_writing(

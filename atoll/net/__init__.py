@@ -1,5 +1,5 @@
-"""A self-repairing connection to the hub, and HTTP calls to it.
+"""A connection to the hub that reconnects by itself, and HTTP calls to it.
 
-May import errors, ids, clock, config and wire, and never torch. Start reading at `link.py`, then
+May import the leaves, config and wire, and never torch. Start reading at `link.py`, then
 `connection.py`; `sync_link.py` is the interface for threads.
 """

@@ -1,8 +1,8 @@
 """Uploads in the background give way to what other members wait for.
 
-A trainer says in a small file until when it uses its line: during exchanges, and while it sends its
-state to a newcomer. Its writer of checkpoints looks there before each block. All processes of a
-machine have the same monotonic clock.
+A trainer writes into a small file until when it uses its line: during exchanges, and while it sends
+its state to a newcomer. The process that uploads its checkpoints reads the file before each block.
+All processes of a machine have the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ EXCHANGE_S = 60.0
 """An exchange that takes longer no longer holds up uploads."""
 
 SHARE = 0.75
-"""Largest share of its time for which an upload waits: where members always exchange, a checkpoint
-has to get through, too."""
+"""Largest share of its time for which an upload waits, so that checkpoints are uploaded even if
+members exchange all the time."""
 
 FIRST_S = 5.0
 """An upload may wait this long in any case."""
@@ -32,7 +32,7 @@ _NUMBER = struct.Struct("!d")
 
 
 class LineUse:
-    """Says until when this process uses its line. Thread-safe; without a path nobody learns it."""
+    """Records until when this process uses its line. Thread-safe; inactive without a path."""
 
     def __init__(
         self, path: Path | None = None, *, monotonic: Callable[[], float] = time.monotonic
@@ -91,7 +91,7 @@ class GiveWay:
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look in the file at `path`; empty, or none: never wait."""
+        """Read the file at `path`; without a path, or without the file, never wait."""
         self._path, self._sleep, self._monotonic = path, sleep, monotonic
         self._began, self._waited_s = monotonic(), 0.0
 

@@ -239,8 +239,11 @@ class Link:
             connection = self._connection
             if connection is None or connection.number != number:
                 continue  # the credit was for a connection that has broken since
+            # Sent even if the caller gives up meanwhile: the hub returns the credit only of frames
+            # that it gets.
+            sending = asyncio.ensure_future(connection.send(frame, kind=Kind.RELAY))
             try:
-                return await connection.send(frame, kind=Kind.RELAY)
+                return await asyncio.shield(sending)
             except ConnectionLost:
                 self._disconnected(connection)
 

@@ -1,10 +1,10 @@
 """TLS between processes that know one secret, e.g. the members of a job, with no other setup.
 
 From the secret each side derives the key of an authority (Ed25519). It signs a certificate of its
-own, and accepts those of this authority only: TLS 1.3, both sides with a certificate, so that who
-does not know the secret can neither listen, connect, read, change nor replay. A certificate names
-its process. All who know the secret can sign any name: a line reports the fingerprint of the other
-side's own key, to be compared with the one that the hub has handed out.
+own, and accepts those of this authority only: TLS 1.3, both sides with a certificate, so that a
+process without the secret can neither listen, connect, read, change nor replay. A certificate names
+its process. Every process with the secret can sign any name: a line therefore reports the
+fingerprint of the other side's own key, to be compared with the one that the hub knows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HANDSHAKE_S = 5.0
 
 _LENGTH = struct.Struct("!I")
 _EVER = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
-"""A certificate ends with its process; clocks of machines need not agree."""
+"""No expiry: a certificate lives as long as its process, and clocks of machines may differ."""
 _AUTHORITY = "atoll members"
 
 
@@ -41,7 +41,7 @@ class MemberKey:
     """The key pair of one process."""
 
     def __init__(self) -> None:
-        """Make a new one, which is never written down for longer than it takes to load it."""
+        """Generate a new one; it is on the disk only while `ssl` loads it."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self.private = Ed25519PrivateKey.generate()
@@ -53,7 +53,7 @@ class MemberTls:
     """Makes encrypted lines to processes that know the same secret."""
 
     def __init__(self, secret: bytes, *, name: str, key: MemberKey | None = None) -> None:
-        """Speak for the process `name`.
+        """Make certificates for the process `name`.
 
         Raises:
             AuthError: the secret is empty.
@@ -101,7 +101,7 @@ class SecureLine:
     """One side of an encrypted connection. One thread may send while another one receives."""
 
     def __init__(self, line: socket.socket, context: ssl.SSLContext, *, dials: bool) -> None:
-        """Do the handshake on a connected socket, which stays the caller's.
+        """Do the handshake on a connected socket, which the caller closes.
 
         Raises:
             ssl.SSLError: the other side is not acceptable.
@@ -180,11 +180,11 @@ class SecureLine:
             self._more()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether something has come, after at most so long."""
+        """Wait up to `timeout_s`; return whether data has arrived."""
         with self._lock:
             if self._tls.pending() or self._incoming.pending:
                 return True
-        return bool(select.select([self._line], [], [], timeout_s)[0])
+        return readable(self._line, timeout_s)
 
     def send(self, body: bytes) -> None:
         """Send one message; raises OSError."""
@@ -211,8 +211,17 @@ class SecureLine:
         return bytes(body)
 
 
+def readable(line: socket.socket, timeout_s: float) -> bool:
+    """Wait up to `timeout_s`; return whether a socket can be read. ValueError: it is closed."""
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([line], [], [], timeout_s)[0])
+    poll = select.poll()  # unlike select(2), for any number of open files
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 def server_context(key: MemberKey) -> ssl.SSLContext:
-    """Return the context of a server that its clients know by the fingerprint of its key."""
+    """Return the context of a server that clients recognize by the fingerprint of its key."""
     name = "atoll member"
     own = _certificate(name, key.private.public_key(), name, key.private, authority=False)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -265,7 +274,7 @@ def _loaded(context: ssl.SSLContext, own: Any, key: MemberKey) -> ssl.SSLContext
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )  # fmt: skip
-    # `ssl` reads files only. Its folder is readable by this user alone, and gone at once.
+    # `ssl` loads keys from files only: one in a private folder, deleted at once.
     with tempfile.TemporaryDirectory(prefix="atoll-tls-") as folder:
         path = os.path.join(folder, "own.pem")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

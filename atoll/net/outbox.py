@@ -8,12 +8,13 @@ full, only items that were never sent are thinned, so numbers have no gaps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from atoll.errors import AtollError, DeadlineExceeded
+from atoll.errors import AtollError, DeadlineExceeded, FrameTooLarge
 from atoll.net.event_loop import LoopThread
 from atoll.net.link import Link
 from atoll.net.retry import backoff
@@ -102,8 +103,9 @@ class Outbox(Generic[T]):
             self._waiting.append(item)
             if len(self._waiting) > self._capacity:
                 self._waiting = self._thin(self._waiting)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stir)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stir)
 
     async def flush(self, *, timeout_s: float) -> bool:
         """Wait until the hub has acknowledged everything; return whether it has."""
@@ -150,6 +152,8 @@ class Outbox(Generic[T]):
                 if self._link.failed is not None:
                     logger.info("%s: nothing more is shipped: %s", self._link.session, error)
                     return
+                if isinstance(error, FrameTooLarge) and self._halve():
+                    continue
                 logger.warning("%s: the hub did not take a batch: %s", self._link.session, error)
                 await asyncio.sleep(next(waits))
                 continue
@@ -168,6 +172,15 @@ class Outbox(Generic[T]):
                 self._flight = self._waiting[: self._batch]
                 self._waiting = self._waiting[self._batch :]
             return bool(self._flight)
+
+    def _halve(self) -> bool:
+        """Take the second half of the batch in flight back; return whether there was one."""
+        with self._lock:
+            half = len(self._flight) // 2
+            if half:
+                self._waiting[:0] = self._flight[half:]
+                del self._flight[half:]
+            return half > 0
 
     def _acked(self, seq: int) -> bool:
         """Drop acknowledged items; return whether there were any."""

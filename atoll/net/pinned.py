@@ -1,8 +1,8 @@
 """The authorities of a hub that a machine has pinned: one, or two while the hub changes them.
 
-A hub with an authority of its own names in every answer the ones that it will be known by. A client
-that has pinned one of them fetches the other over the authenticated connection, so that it knows
-the hub afterwards, too; one that the hub no longer names is dropped.
+A hub with an authority of its own lists its present and its next authority in every answer. A
+client that has pinned one of them fetches the other over the authenticated connection, and so still
+recognizes the hub after the change. Authorities that are no longer listed are dropped.
 """
 
 from __future__ import annotations

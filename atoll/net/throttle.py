@@ -69,7 +69,7 @@ class SharedBudget:
 
 
 class Bucket:
-    """A rate limit. Thread-safe and, with a file, shared between processes."""
+    """A rate limit for one thread; with a file it is shared between threads and processes."""
 
     def __init__(
         self,

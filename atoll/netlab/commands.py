@@ -47,9 +47,15 @@ def _run(command: list[str], *, check: bool = True, text: str = "") -> str:
             expected="iproute2",
             remedy="install it, e.g. `apt-get install iproute2`",
         )
-    done = subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(
+            "a command of the network lab does not end",
+            given=f"{' '.join(command)}: killed after {TIMEOUT_S:g} s",
+        ) from error
     if check and done.returncode:
         raise LabError(
             "a command of the network lab failed",

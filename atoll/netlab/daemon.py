@@ -67,7 +67,8 @@ class Daemon:
     def _answer(self) -> None:
         """Serve one request; a client that misbehaves is dropped."""
         connection, _ = self._requests.accept()
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+        mistakes = (OSError, ValueError, AttributeError, KeyError, IndexError, TypeError)
+        with connection, contextlib.suppress(*mistakes):
             connection.settimeout(0.5)
             with connection.makefile("rw", encoding="utf-8") as stream:
                 answer = self._do(json.loads(stream.readline()))

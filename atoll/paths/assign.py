@@ -16,7 +16,7 @@ def assign(
     before: Mapping[str, Sequence[int]],
     holds: Mapping[str, Collection[int]],
 ) -> dict[str, list[int]]:
-    """Deal `paths` to members, so that no member has two more than another.
+    """Assign `paths` to members, so that no member has two more than another.
 
     A path stays with the member that had it `before`, as far as that is even: its optimizer's
     state is there. Others go to the member with the fewest paths, among these to the one that

@@ -1,14 +1,14 @@
 """Phases of a job whose model has paths: who trains what, who has trained, who holds which module.
 
-A phase begins when all members of the one before have met: then every path is dealt to a member.
-Who comes later waits for the next phase. When all that are left have trained, the holders of each
-module meet in a round; what a member trained that was lost before is missing in it, and weights
-make up for that.
+A phase begins when all members of the one before have met: then every path is assigned to a
+member. A member that comes later waits for the next phase. When all that are left have trained, the
+holders of each module meet in a round; the work of members that were lost before is missing in it,
+and weights make up for that.
 
 Between the beginning of a phase and its meeting no module changes. So a member that lacks a module
 gets it from any of its holders, exactly as of this phase, and a module has one round per phase.
 
-After the last phase paths are dealt once more, to be exported, until each is.
+After the last phase the paths are assigned for their export, until all are exported.
 """
 
 from __future__ import annotations
@@ -119,13 +119,14 @@ class PathLedger:
     """The same at the beginning of this phase: what no member holds comes from it for all."""
     history: int = 0
     best: dict[int, float] = field(default_factory=dict)
+    """Least held-out loss of each path so far."""
     progress: dict[int, PathProgress] = field(default_factory=dict)
     """What is known of each path, for display."""
     shards: list[PathShard] = field(default_factory=list)
     """Data of each path, for display."""
     save: dict[str, list[int]] = field(default_factory=dict)
     unheard: set[str] = field(default_factory=set)
-    """Members that an earlier hub process knew, and that have not said yet what they hold."""
+    """Members that an earlier hub process knew, and that have not reported yet what they hold."""
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -178,7 +179,7 @@ class PathLedger:
     # ------------------------------------------------------------------------ members
 
     def hold(self, member: str, said: PathAsk | PathTrained) -> None:
-        """A member says which modules it holds, after how many rounds of each."""
+        """A member reports which modules it holds, after how many rounds of each."""
         self.unheard.discard(member)
         for module in range(self.settings.layout.num_modules):
             now = self.rounds.get(module), self.versions.get(module, 0)
@@ -340,6 +341,8 @@ class PathLedger:
         if body.phase != self.phase or member not in self.assigned:
             return PathMeeting(void=True)
         for report in body.reports:
+            if report.path not in self.dealt[member]:
+                continue
             note(self.progress, member, report, at=(self.history, self.phase), least=self.best)
             if report.held_out is not None:
                 known = self.best.get(report.path, report.held_out)

@@ -44,13 +44,13 @@ MOST_SIZES = 6
 TURNS = 3
 """Measurements of all sizes, one after the other; the medians count."""
 SPEED_WIDTH = 256
-"""Of the matrices with which machines are compared."""
+"""Width of the matrices with which machines are compared."""
 ALIKE = 0.1
-"""Machines whose speeds differ by less count as equal: so much is noise."""
+"""Speeds of machines that differ by less count as equal: the difference is noise."""
 LEAST_MOVING = 0.1
-"""Of the time of a transfer; what is not processor time, at least."""
+"""Least share of a transfer's time that is not processor time."""
 FORMAT = "3"
-"""Of the measurements that are kept on this machine; older ones are measured again."""
+"""Version of the measurements that are kept on this machine; others are not read."""
 LONGEST_S = 600.0
 UNUSED = Link(0.0, 1e12)
 """Of one rank alone; finite, so that it can be stored as JSON."""
@@ -134,7 +134,7 @@ def _here(place: RankPlace, device: torch.device) -> _Here:
 def _link(a: int, b: int, device: torch.device) -> Link | None:
     """Return the link between two ranks; None on others and without two. Collective.
 
-    Gloo copies with a processor: what it takes there counts apart from what is on the way.
+    Gloo copies with a processor: processor time is counted apart from the transfer's time.
     """
     if a == b:
         return None
@@ -255,9 +255,9 @@ def _measure_rank(spec: JobSpec, place: RankPlace) -> Measured | None:
 def together(
     function: Callable[[Any, RankPlace], Any], work: Any, *, ranks: int, threads: int = 0
 ) -> Any:
-    """Return what a module's function of some work returns on rank 0 of processes of this machine.
+    """Run `function(work, place)` in `ranks` processes of this machine; return rank 0's result.
 
-    Each has so many threads; 0: the cores are divided.
+    `threads` are those of each process; 0: the cores are divided.
 
     Raises:
         AtollError: what it raised on rank 0.
@@ -306,7 +306,7 @@ def _be_rank(
     place: RankPlace,
     threads: int,
 ) -> None:
-    """Be one process of a measurement."""
+    """Run one process of a measurement."""
     cores = len(system.usable_cpus())
     torch.set_num_threads(threads or max(1, cores // place.ranks))
     try:

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from atoll.strategies.inner.pipeline.cuts import as_tuple, cuts_by_cost
 
 PASSES, PASSES_OF_LAST = 4.0, 3.0
-"""Forward passes that a stage computes of a microbatch: its own, once more for the backward pass,
-which takes two; the last stage does both at once."""
+"""Cost of a microbatch at a stage, in forward passes: one forward, the same again before the
+backward, and a backward that takes two. The last stage does both at once and recomputes nothing."""
 
 
 def _attention(
@@ -29,8 +29,8 @@ _UNKNOWN = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attenti
 def unit_flops(units: Sequence[nn.Module], inputs: Tensor) -> list[float]:
     """Return the floating-point operations of each unit's forward pass of these rows.
 
-    Matrix products, convolutions and attention count. Looking up an embedding costs nothing, and
-    what is done element by element is left out. The units may be on fake tensors.
+    Matrix products, convolutions and attention count; embeddings and elementwise operations do not.
+    The units may be on fake tensors.
     """
     found: list[float] = []
     values: tuple[Tensor, ...] = (inputs,)
@@ -42,11 +42,11 @@ def unit_flops(units: Sequence[nn.Module], inputs: Tensor) -> list[float]:
 
 
 def work_of(flops: float, *, last: bool) -> float:
-    """Return the operations of a stage for a microbatch, there and back."""
+    """Return the operations of a stage for both passes of a microbatch."""
     return flops * (PASSES_OF_LAST if last else PASSES)
 
 
 def swarm_cuts(units: Sequence[nn.Module], flops: Sequence[float], *, stages: int) -> list[int]:
-    """Return the units before which to cut, so that the stage with most work has the least."""
+    """Return the units before which to cut, so that the busiest stage has the least work."""
     speeds = [1.0 / work_of(1.0, last=stage == stages - 1) for stage in range(stages)]
     return list(cuts_by_cost(units, flops, stages=stages, speeds=speeds))

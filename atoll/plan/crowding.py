@@ -36,7 +36,7 @@ dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API use
 ROUNDS = 5
 """Measurements of each number of ranks; the median counts."""
 BESIDE = 2.0
-"""Passes that a rank goes on for when it has been measured."""
+"""Passes that a rank computes after its measurement, while others may still be measuring."""
 SPAN_S = 0.2
 """Shortest duration of each, by default."""
 
@@ -145,8 +145,7 @@ def seconds_beside(
 ) -> float:
     """Return the mean time of a pass, of as many as take `span_s`, beside others that do the same.
 
-    Afterwards it goes on for two passes: so long may another one, with half the speed, still be
-    measuring.
+    Afterwards it computes `BESIDE` more passes: a rank of half the speed may still be measuring.
     """
     begun, count, spent_s = clock(), 0, 0.0
     while spent_s < span_s:

@@ -75,7 +75,7 @@ def _next(numbers: Collection[int], wanted: int) -> int:
 
 
 def deal(able: Sequence[int], ranks: int) -> list[int]:
-    """Return how many ranks each machine gets: as evenly as what each is able to run allows."""
+    """Return how many ranks each machine gets: as even as possible, at most those in `able`."""
     counts = [0] * len(able)
     while sum(counts) < ranks:
         free = [n for n, most in enumerate(able) if counts[n] < most]

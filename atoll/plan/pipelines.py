@@ -138,8 +138,8 @@ def plan_pipelines(
 def plans_by_ranks(measured: Measured, request: Request) -> dict[int, PipelinePlan]:
     """Return the plan for each number of remaining ranks that can train the model.
 
-    The machines are alike: whichever is lost, the first ones stand for those that remain. Raises
-    ConfigError, as `plan_pipelines`, if not even all of them can.
+    The machines are alike, so that the first ones represent whichever remain. Raises ConfigError,
+    as `plan_pipelines`, if not even all of them can.
     """
     each = measured.machines[0].ranks
     found: dict[int, PipelinePlan] = {}

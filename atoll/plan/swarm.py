@@ -2,7 +2,7 @@
 
 As in `memory.py` the stages take one microbatch on fake tensors. What a member keeps beside that
 follows from `strategies/inner/swarm/runner.py`: sums in float64, the inputs of microbatches that
-are not done, and gradients that are not folded yet.
+are not done, and gradients that are not added to the sum yet.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ OTHER_STEP_BYTES = 12
 HELD = 4
 """Microbatches whose inputs a member keeps: as many as a driver has under way."""
 PENDING = 2
-"""Microbatches whose gradients wait to be folded: one just computed, one of which the ledger's
-news are on their way."""
+"""Microbatches with gradients that wait to be added to the sum: one that was just computed, and one
+that the ledger has not confirmed yet."""
 
 COPIES = 4
-"""Vectors of copies of sums: the own one on its way, one that is kept, one that arrives with its
-message."""
+"""Vectors for copies of sums: the own one that is sent, one that is kept, and one that is received,
+with its message."""
 IMAGES = 2
 """Copies of a stage's state: one that a checkpoint is written from, one for members that join."""
 
@@ -64,7 +64,7 @@ class StageMemory:
     inputs: int
     """Of microbatches that are not done."""
     pending: int
-    """Gradients that are not folded yet."""
+    """Gradients that are not added to the sum yet."""
     other_step: int = 0
     """Of an asynchronous schedule: the weights of the step before, the sum of the one after."""
     activations: int
@@ -72,7 +72,7 @@ class StageMemory:
 
     @property
     def state(self) -> int:
-        """What a checkpoint has of it."""
+        """The part that a checkpoint saves."""
         return self.parameters + self.optimizer + self.buffers
 
     @property
@@ -86,12 +86,12 @@ class StagePlan:
     """A stage of a plan."""
 
     words: str
-    """Its units."""
+    """Names of its units."""
     elements: int
     """Trained parameters."""
     memory: StageMemory
     flops: float
-    """Floating-point operations of a microbatch, there and back."""
+    """Floating-point operations of both passes of a microbatch."""
     round_bytes: int = 0
     """Main memory of the outer method, and of a round."""
     copies_bytes: int = 0
@@ -137,7 +137,7 @@ class SwarmPlan:
 
     @property
     def balance(self) -> float:
-        """The work of a stage in the mean, as a share of that of the stage with most."""
+        """Mean work of a stage, as a share of the busiest stage's."""
         work = [stage.flops for stage in self.stages]
         return sum(work) / (len(work) * max(work)) if any(work) else 1.0
 
@@ -175,7 +175,7 @@ def plan_swarm(spec: JobSpec, *, data: TrainingData | None = None) -> SwarmPlan:
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
     leader = leader_memory(spec, resolved, dataset)
     elements = sum(p.numel() for p in model.parameters())
-    # What meets in every step keeps nothing from one to the next.
+    # A method that combines the gradients of every step keeps no vectors between steps.
     kept = 0 if spec.meets_every_step else leader.outer
     share = (kept + leader.exchange) / max(1, elements)
     model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
@@ -209,7 +209,7 @@ def fewest_stages(
 ) -> SwarmPlan | None:
     """Return the plan with the fewest stages of which each fits; None: none does.
 
-    It is found by halving, as if the largest stage never grew with the number of stages.
+    Found by bisection, which assumes that more stages never make the largest one larger.
     """
     low, high = 1, plan_swarm(spec, data=data).most_stages
     found: SwarmPlan | None = None

@@ -11,6 +11,7 @@ import hashlib
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,13 +97,12 @@ class _Named:
         options = self.options
         return not (0 < options.max_items < items or 0 < options.max_bytes < nbytes)
 
-    def drop_oldest(self, now: float) -> bool:
-        """Drop the oldest item that is not leased; False if there is none."""
+    def drop_oldest(self, now: float) -> _Kept | None:
+        """Drop and return the oldest item that is not leased; None if there is none."""
         for item in self.ready(now):
             self.dropped = item.seq
-            del self.items[item.seq]
-            return True
-        return False
+            return self.items.pop(item.seq)
+        return None
 
 
 class InMemoryChannel:
@@ -112,6 +112,8 @@ class InMemoryChannel:
         self._condition = threading.Condition()
         self._named: dict[str, _Named] = {}
         self._blobs: dict[str, bytes] = {}
+        self._uses: Counter[str] = Counter()
+        """Items with each blob: equal payloads are kept once."""
         self._next = 1
         self._answers: dict[type[Message], Callable[[Any, float], Message | None]] = {
             QueueOpen: self._open,
@@ -140,7 +142,7 @@ class InMemoryChannel:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return self._nothing(body)
-                self._condition.wait(min(left_s, 0.1))  # leases end without a word
+                self._condition.wait(min(left_s, 0.1))  # the end of a lease notifies no thread
 
     def ask_later(self, body: Message, *, timeout_s: float) -> concurrent.futures.Future[Message]:
         """Return a completed future; a put that has to wait for room waits in a thread."""
@@ -169,9 +171,13 @@ class InMemoryChannel:
     @contextlib.contextmanager
     def large(self, sha256: str) -> Iterator[Path]:
         """Write a payload to a temporary file."""
+        with self._condition:
+            payload = self._blobs.get(sha256)
+        if payload is None:
+            raise HubError("this payload is no longer stored", given=sha256)
         with tempfile.TemporaryDirectory(prefix="atoll-payload-") as folder:
             path = Path(folder) / "payload"
-            path.write_bytes(self._blobs[sha256])
+            path.write_bytes(payload)
             yield path
 
     def close(self) -> None:
@@ -204,8 +210,10 @@ class InMemoryChannel:
             if not topic and named.options.overflow == "wait":
                 return None
             dropping = topic or named.options.overflow == "drop-oldest"
-            if not dropping or not named.drop_oldest(now):
+            dropped = named.drop_oldest(now) if dropping else None
+            if dropped is None:
                 raise QueueFull("this queue is full", given=name)
+            self._forget_blob(dropped.entry.blob)
         seqs: list[int] = []
         duplicates: list[int] = []
         for place, entry in enumerate(entries):
@@ -214,6 +222,7 @@ class InMemoryChannel:
             else:
                 named.keys[entry.key] = self._next
                 named.items[self._next] = _Kept(self._next, entry, time.time())
+                self._uses[entry.blob] += 1
                 self._next += 1
             seqs.append(named.keys[entry.key])
         for key in list(named.keys)[: max(0, len(named.keys) - KEYS_KEPT)]:
@@ -249,8 +258,15 @@ class InMemoryChannel:
                 lost.append(lease)
                 continue
             del named.items[item.seq]
-            self._blobs.pop(item.entry.blob, None)
+            self._forget_blob(item.entry.blob)
         return QueueLost(lost)
+
+    def _forget_blob(self, sha256: str) -> None:
+        """Drop a large payload with the last item that has it."""
+        self._uses[sha256] -= 1
+        if self._uses[sha256] <= 0:
+            del self._uses[sha256]
+            self._blobs.pop(sha256, None)
 
     def _extend(self, body: QueueExtendMany, now: float) -> Message:
         lost: list[str] = []

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.clock import Clock
 from atoll.errors import AtollError, DeadlineExceeded, QueueFull
@@ -59,8 +60,6 @@ class Outbox:
         make_message: Callable[[list[QueueEntry], float], Message],
         *,
         clock: Clock,
-        batch_items: int = BATCH_ITEMS,
-        waits: bool = False,
     ) -> None:
         """Start empty.
 
@@ -68,18 +67,24 @@ class Outbox:
             channel: Sends the requests.
             make_message: Returns the request for some items and the time it may wait at the hub.
             clock: Source of time for deadlines.
-            batch_items: Most items of one message.
-            waits: Whether to retry while the queue is full, until the item's deadline.
         """
         self._channel = channel
         self._make_message = make_message
         self._clock = clock
-        self._batch_items = batch_items
-        self._waits = waits
         self._condition = threading.Condition()
         self._line: collections.deque[_Waiting] = collections.deque()
         self._nbytes = 0
         self._flight: list[_Waiting] = []
+        self.configure(batch_items=BATCH_ITEMS, waits=False)
+
+    def configure(self, *, batch_items: int, waits: bool) -> None:
+        """Set the limit of one message, and whether a full queue is waited for.
+
+        Args:
+            batch_items: Most items of one message.
+            waits: Whether to retry while the queue is full, until the item's deadline.
+        """
+        self._batch_items, self._waits = batch_items, waits
         self._most = batch_items
         """Items of the next message: fewer after one that did not fit."""
 
@@ -135,45 +140,54 @@ class Outbox:
 
     def _send(self, batch: list[_Waiting]) -> None:
         """Send a batch; the rest happens when the answer arrives."""
-        if not batch:
-            return
+        while batch:  # in a loop, because a channel in memory has the answer at once
+            future = self._ask(batch)
+            if not future.done():
+                future.add_done_callback(partial(self._continue, batch))
+                return
+            batch = self._answered(batch, future)
+
+    def _continue(self, batch: list[_Waiting], future: concurrent.futures.Future[Message]) -> None:
+        self._send(self._answered(batch, future))
+
+    def _ask(self, batch: list[_Waiting]) -> concurrent.futures.Future[Message]:
         left_s = min(waiting.deadline for waiting in batch) - self._clock.monotonic()
         wait_s = max(0.0, min(left_s, HUB_WAITS_S)) if self._waits else 0.0
         message = self._make_message([waiting.entry for waiting in batch], wait_s)
         try:
-            future = self._channel.ask_later(message, timeout_s=ASK_S)
+            return self._channel.ask_later(message, timeout_s=ASK_S)
         except AtollError as error:
-            self._settle(batch, error)
-            return
-        future.add_done_callback(lambda done: self._answered(batch, done))
+            failed: concurrent.futures.Future[Message] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return failed
 
-    def _answered(self, batch: list[_Waiting], future: concurrent.futures.Future[Message]) -> None:
+    def _answered(
+        self, batch: list[_Waiting], future: concurrent.futures.Future[Message]
+    ) -> list[_Waiting]:
+        """Process the answer to a batch; return the next one."""
         if future.cancelled():
-            self._settle(batch, AtollError("the link to the hub was closed"))
-            return
+            return self._settle(batch, AtollError("the link to the hub was closed"))
         error = future.exception()
         if error is not None:
-            self._settle(batch, error)
-            return
+            return self._settle(batch, error)
         answer = future.result()
-        if isinstance(answer, QueuePutManyDone):
+        if isinstance(answer, QueuePutManyDone) and len(answer.seqs) == len(batch):
             self._most = min(self._batch_items, self._most * 2)
-            self._finish(batch, answer.seqs)
-        else:
-            self._settle(batch, AtollError("the hub's answer is malformed", given=str(answer)))
+            return self._finish(batch, answer.seqs)
+        return self._settle(batch, AtollError("the hub's answer is malformed", given=str(answer)))
 
-    def _finish(self, batch: list[_Waiting], seqs: list[int]) -> None:
+    def _finish(self, batch: list[_Waiting], seqs: list[int]) -> list[_Waiting]:
         with self._condition:
             self._flight = []
             following = self._next_batch()
             self._condition.notify_all()
-        self._send(following)
         for waiting, seq in zip(batch, seqs, strict=True):
             if waiting.done.set_running_or_notify_cancel():
                 waiting.done.set_result(seq)
+        return following
 
-    def _settle(self, batch: list[_Waiting], error: BaseException) -> None:
-        """After a failure, decide which items to retry and which to fail.
+    def _settle(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
+        """After a failure, decide which items to retry and which to fail; return the next batch.
 
         Resending is safe: an item's key prevents storing it twice.
         """
@@ -194,4 +208,4 @@ class Outbox:
         for waiting in failed:
             if waiting.done.set_running_or_notify_cancel():
                 waiting.done.set_exception(error)
-        self._send(following)
+        return following

@@ -123,18 +123,19 @@ class Queue:
         self._channel = channel
         self._clock = clock
         self._stopping = stopping
-        batch = BATCH_ITEMS
-        if options is not None:
-            channel.ask(QueueOpen(name, options), timeout_s=ASK_S)
-            if options.max_items:
-                batch = max(1, min(batch, options.max_items // 4))
         self._outbox = Outbox(
-            channel,
-            lambda entries, wait_s: QueuePutMany(name, entries, wait_s),
-            clock=clock,
-            batch_items=batch,
-            waits=options is not None and options.overflow == "wait",
+            channel, lambda entries, wait_s: QueuePutMany(name, entries, wait_s), clock=clock
         )
+        if options is not None:
+            self.set_options(options)
+
+    def set_options(self, options: QueueOptions) -> None:
+        """Set its limits, and what happens when it is full; raises as the constructor does."""
+        self._channel.ask(QueueOpen(self.name, options), timeout_s=ASK_S)
+        batch = BATCH_ITEMS
+        if options.max_items:
+            batch = max(1, min(batch, options.max_items // 4))
+        self._outbox.configure(batch_items=batch, waits=options.overflow == "wait")
 
     # -------------------------------------------------------------------------- producing
 

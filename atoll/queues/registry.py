@@ -45,20 +45,26 @@ class QueueRegistry:
 
     def queue(self, name: str, **options: Any) -> Queue:
         """Return a queue; `options` are those of `QueueOptions`, set if any is given."""
-        if name not in self._queues or options:
+        wanted = options_of(options)
+        if name not in self._queues:
             self._queues[name] = Queue(
                 self._full(name), self._channel, clock=self._clock,
-                options=options_of(options), stopping=self._stopping,
+                options=wanted, stopping=self._stopping,
             )  # fmt: skip
+        elif wanted is not None:
+            self._queues[name].set_options(wanted)
         return self._queues[name]
 
     def topic(self, name: str, **options: Any) -> Topic:
         """Return a topic; `options` as in `queue`."""
-        if name not in self._topics or options:
+        wanted = options_of(options)
+        if name not in self._topics:
             self._topics[name] = Topic(
                 self._full(name), self._channel, clock=self._clock, reader=self._reader,
-                options=options_of(options), stopping=self._stopping,
+                options=wanted, stopping=self._stopping,
             )  # fmt: skip
+        elif wanted is not None:
+            self._topics[name].set_options(wanted)
         return self._topics[name]
 
     def close(self, *, timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
 """Serialize queue payloads without pickle, so that an item cannot run code.
 
     bytes                               as they are
-    what JSON can say                   MAGIC "j", then JSON
+    JSON values                         MAGIC "j", then JSON
     tensors or arrays by name           MAGIC "t" (torch) or "n" (numpy), then safetensors
 
 A payload that does not begin with the magic is bytes: what other programs put over HTTP.

@@ -75,10 +75,14 @@ class Topic:
         self._reader = reader
         self._stopping = stopping
         if options is not None:
-            channel.ask(QueueOpen(name, options, topic=True), timeout_s=ASK_S)
+            self.set_options(options)
         self._outbox = Outbox(
             channel, lambda entries, wait_s: TopicPublish(name, entries), clock=clock
         )
+
+    def set_options(self, options: QueueOptions) -> None:
+        """Set how much it keeps; raises as the constructor does."""
+        self._channel.ask(QueueOpen(self.name, options, topic=True), timeout_s=ASK_S)
 
     def publish(self, value: Any, *, key: str = "", timeout_s: float = PUT_S) -> int:
         """Append a value durably; return its number. Arguments and errors as in `Queue.put`."""
@@ -106,8 +110,7 @@ class Topic:
             name: Of the subscription, which continues after its last acknowledged item. Empty: this
                 member's name.
             start: Where a new subscription begins: at the `oldest` stored item, or with items that
-                are
-                `new` from now on.
+                are `new` from now on.
         """
         return Subscription(
             self.name, self._channel, clock=self._clock, subscription=name or self._reader,

@@ -1,7 +1,7 @@
 """Recovery: a member without the committed state fetches it from donors, which keep training.
 
-It may import errors, ids, clock, wire, net, state_lock, task and checkpoint. Start reading at
-`recover.py` (the receiver) and `server.py` (the donor).
+It may import the leaves, wire, net and checkpoint.
+Start reading at `recover.py` (the receiver) and `server.py` (the donor).
 """
 
 from atoll.recovery.fetch import Recipient

@@ -185,10 +185,10 @@ class ChunkScheduler:
         """Return the donors to ask now."""
         with self._condition:
             free = MAX_SOURCES - len(self._entries) - len(self._expected)
-            sources_to_start = self.waiting[: max(0, free)] if not self.finished else []
-            del self.waiting[: len(sources_to_start)]
-            self._expected.update(sources_to_start)
-            return sources_to_start
+            started = self.waiting[: max(0, free)] if not self.finished else []
+            del self.waiting[: len(started)]
+            self._expected.update(started)
+            return started
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end, at most `timeout_s`."""
@@ -283,7 +283,7 @@ class ChunkScheduler:
                 self._select(self._entries[best].shared)
         requested = len(self._entries) + len(self._expected)
         if roots and self.shared is not None and 2 * roots[self.shared.root] > requested:
-            self._settled = True  # whatever the others say
+            self._settled = True  # the missing reports cannot change the majority
         elif roots and not self._expected:
             self._settled = True
 

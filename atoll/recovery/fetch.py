@@ -120,7 +120,7 @@ class Fetch:
             kind = "recovery-source-refused" if isinstance(error, SourceCorrupt) else kind
             if isinstance(error, SourceDiffers):
                 self.differing.add(member)
-        except Exception as error:  # bytes of a stranger: whatever they did, it ends this one only
+        except Exception as error:  # malformed bytes end the session with this donor only
             log.exception("a request to %s failed", member)
             reason = f"{type(error).__name__}: {error}"
         try:

@@ -53,7 +53,7 @@ class HttpStateServer:
             address: An address of this machine.
             keys: Accepted bearer tokens.
             max_connections: Further connections are closed at once.
-            tls: Of a server; None: connections are not encrypted.
+            tls: TLS context of a server; None: connections are not encrypted.
 
         Raises:
             OSError: this machine does not have that address.
@@ -63,7 +63,7 @@ class HttpStateServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.2},
-            name="state-door",
+            name="state-http",
             daemon=True,
         )
         self._thread.start()
@@ -111,7 +111,7 @@ class _Server(socketserver.ThreadingTCPServer):
             with self._lock:
                 self._open.add(request)
             super().process_request_thread(request, client_address)
-        except OSError:  # of a handshake that does not go on
+        except OSError:  # the TLS handshake failed
             self.shutdown_request(request)
         finally:
             with self._lock:

@@ -65,8 +65,8 @@ def recover(
     """Fetch the committed state from the members that have it, several at once.
 
     Sources that die, are silent, lie or differ from the others are dropped with an event
-    (`recovery-source-lost`, `recovery-source-refused`) and replaced; what came from them and is
-    right stays. While another round is committed meanwhile, the newer one is fetched.
+    (`recovery-source-lost`, `recovery-source-refused`) and replaced; chunks of theirs that match
+    the manifest are kept. While another round is committed meanwhile, the newer one is fetched.
 
     Args:
         recipient: The member that needs the state.

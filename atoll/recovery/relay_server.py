@@ -33,7 +33,7 @@ SEND_S = 60.0
 _POLL_S = 0.5
 
 Sent = tuple[int, str, int]
-"""Number of the request, image and index; 0 as the number of chunks."""
+"""Number of the request (0 for chunks), image and index."""
 
 
 class RelayStateServer:
@@ -70,7 +70,7 @@ class RelayStateServer:
             except DeadlineExceeded:
                 self._forget_finished()
             except WireError as error:
-                log.warning("an ask for the state was refused: %s", error)
+                log.warning("a request for the state was refused: %s", error)
             except AtollError as error:
                 if not self._closed.is_set():
                     log.info("the state is no longer served through the hub: %s", error)
@@ -95,8 +95,8 @@ class RelayStateServer:
     def _forget_finished(self) -> None:
         """Forget finished answers; a receiver repeats lost requests."""
         for receiver in list(self._in_flight):
-            remove_source = {k: f for k, f in self._in_flight[receiver].items() if not f.done()}
-            if remove_source:
-                self._in_flight[receiver] = remove_source
+            unfinished = {k: f for k, f in self._in_flight[receiver].items() if not f.done()}
+            if unfinished:
+                self._in_flight[receiver] = unfinished
             else:
                 del self._in_flight[receiver]

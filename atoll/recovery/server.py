@@ -19,15 +19,14 @@ from atoll.wire.recovery_messages import StateAnswer, StateAsk
 log = logging.getLogger(__name__)
 
 SERVE_S = 1.0
-"""A slow line needs this long for what is asked for at once; see `AHEAD_S`."""
+"""How long the line counts as in use after an answer: a slow line sends one in this time."""
 
 
 class StateServer:
     """Serves the committed state to members of the job, directly and over the relay.
 
     Training pauses only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A
-    direct
-    connection needs the key, which is sent to members of the job only, or the job's token.
+    direct connection needs the key, which is sent to members of the job only, or the job's token.
     """
 
     def __init__(
@@ -41,8 +40,8 @@ class StateServer:
             token: Token of the job.
             address: This machine's address towards the hub; empty: serve over the relay only.
             link: The member's session with the hub; None: serve directly only.
-            encrypted: Whether direct connections are; by `encryption` in `[job]`.
-            line: Learns when the state is sent.
+            encrypted: Whether direct connections are encrypted: `encryption` in `[job]`.
+            line: Marked as in use while the state is sent.
         """
         key = secrets.token_urlsafe(24)
         own = MemberKey() if encrypted and address else None

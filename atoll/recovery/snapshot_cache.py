@@ -93,9 +93,9 @@ class Offered:
     """Returns the state with a number; read only inside `still`."""
     still: Still
     images: int = MAX_ROUNDS
-    """Numbers with images in memory at the same time."""
+    """How many numbers may have images in memory at the same time."""
     ordered: bool = True
-    """Numbers are rounds of one state: if it goes back, later ones are void."""
+    """Numbers are rounds of one state: if it goes back, images of later rounds are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class SnapshotCache:
             reason = f"{type(error).__name__}: {error}"[:300]
             log.exception("the state cannot be served to others")
         with self._condition:
-            if round_ not in self._rounds:
+            if self._offered is offered and round_ not in self._rounds:
                 now = self._clock.monotonic()
                 self._outcomes[round_] = _Outcome(status, current_round, reason, now)
 
@@ -282,8 +282,8 @@ class SnapshotCache:
                 return current_round
             sizes = [image_nbytes(part) for part in state.parts()]
         self._make_room(offered.images)
-        # Untouched memory makes the copy eight times as slow, and training waits for the copy
-        # for; so it is touched here.
+        # Copying into untouched pages takes eight times as long, and training waits for the copy:
+        # touch them before.
         buffers = [torch.empty(size, dtype=torch.uint8).zero_().numpy().data for size in sizes]
         with offered.still(timeout_s=STILL_S):
             state = offered.find(round_)

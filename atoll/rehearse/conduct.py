@@ -103,8 +103,7 @@ class _Watch:
 
     def follow(self, *, limit_s: float, pause: Pause, say: Say) -> Seen:
         wanted = len(self.rehearsal.first)
-        if not wait(pause, lambda: self._look() >= wanted, timeout_s=BEGIN_S):
-            self._raise_if_failed()
+        if not wait(pause, lambda: self._begun(wanted), timeout_s=BEGIN_S):
             return self._ended(interrupted=True)
         self._zero = max(sorted(self.begun.values())[:wanted])
         for line in self._early:
@@ -126,6 +125,12 @@ class _Watch:
             self._raise_if_failed()
             if pause(TICK_S):
                 return self._ended(interrupted=True)
+
+    def _begun(self, wanted: int) -> bool:
+        """Return whether so many members have begun; raises JobError or HubError if none will."""
+        self._raise_if_failed()
+        self.site.check()
+        return self._look() >= wanted
 
     def _ended(self, *, interrupted: bool = False) -> Seen:
         curve = Curve(tuple(self.moments)).until(self.rehearsal.steps)

@@ -42,12 +42,15 @@ class _Expectation:
         self._known: dict[tuple[str, ...], Forecast] = {}
 
     def curve(self) -> Curve:
-        """Return the moments at the end of every period."""
+        """Return the moments at the end of every period; it ends when no machine comes back."""
         moments = [START]
         resolved = self._rehearsal.candidate.resolved(steps=self._rehearsal.spec.train.steps)
         shared = int(getattr(resolved.method, "shared_steps", 0))
         while moments[-1].steps < self._rehearsal.steps and len(moments) < MOST_PERIODS:
-            moments.append(self._period(moments[-1], shared=shared))
+            period = self._period(moments[-1], shared=shared)
+            if math.isinf(period.seconds):
+                break
+            moments.append(period)
         return Curve(tuple(moments)).until(self._rehearsal.steps)
 
     def _period(self, now: Moment, *, shared: int) -> Moment:

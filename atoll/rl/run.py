@@ -34,13 +34,13 @@ def run_job(spec: JobSpec, run: Run) -> None:
 def device_of_networks(device: torch.device) -> torch.device:
     """Return the device of policies and critics: the run's, or the processor.
 
-    Running statistics of observations and targets are 64-bit numbers, which Apple's has not.
+    Running statistics of observations and targets are float64, which MPS does not support.
     """
     if has_float64(device):
         return device
     log.warning(
-        "computes on the processor: running statistics need 64-bit numbers, which %s has not; "
-        'device = "cpu" in [job] says the same without this line', device.type,
+        "computes on the processor: running statistics need float64, which %s does not support; "
+        'set device = "cpu" in [job] to avoid this warning', device.type,
     )  # fmt: skip
     return torch.device("cpu")
 

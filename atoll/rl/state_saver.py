@@ -96,17 +96,20 @@ def parts_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Load tensors into a module with exactly these names.
+    """Load tensors into a module with exactly these names; all of them, or none.
 
     Raises:
         CheckpointCorrupt: a name is missing or unknown, or has another shape.
     """
-    try:
-        module.load_state_dict(dict(tensors))
-    except RuntimeError as error:
+    own = {name: tuple(one.shape) for name, one in module.state_dict().items()}
+    found = {name: tuple(one.shape) for name, one in tensors.items()}
+    if own != found:
+        name = min(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
         raise CheckpointCorrupt(
             f"saved weights do not fit {what}",
-            given=" ".join(str(error).split())[:300],
-            expected="the weights of a network of the same widths and task",
+            given=f"{name} of shape {found[name]}" if name in found else f"no {name}",
+            expected="the weights of a network of the same widths and task"
+            + (f", here of shape {own[name]}" if name in own else ""),
             remedy="[rl] or the environment changed since they were saved: begin a new job",
-        ) from error
+        )
+    module.load_state_dict(dict(tensors))

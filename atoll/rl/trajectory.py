@@ -112,18 +112,31 @@ class Trajectory:
             DataError: otherwise; the step and the column are named.
         """
         length, columns = self.rewards.shape
-        expected = {
-            "observations": (length + 1, columns), "actions": (length, columns),
+        observations, cuts = tuple(self.observations.shape), len(self.cut_observations)
+        expected: dict[str, tuple[int, ...]] = {
+            "observations": (length + 1, columns, *observations[2:]),
+            "actions": (length, columns, *self.actions.shape[2:]),
             "log_probabilities": (length, columns), "terminated": (length, columns),
-            "truncated": (length, columns), "cut_at": (len(self.cut_observations), 2),
+            "truncated": (length, columns), "cut_at": (cuts, 2),
         }  # fmt: skip
+        if self.hidden is not None:
+            expected["hidden"] = (columns, *self.hidden.shape[1:])
+        if self.cut_states is not None:
+            expected["cut_states"] = (cuts, *self.cut_states.shape[1:])
+        found = {name: tuple(getattr(self, name).shape) for name in expected}
+        if self.scale is not None:
+            expected |= dict.fromkeys(("mean", "deviation"), observations[2:])
+            found |= {"mean": tuple(self.scale[0].shape), "deviation": tuple(self.scale[1].shape)}
         for name, shape in expected.items():
-            if tuple(getattr(self, name).shape[:2]) != shape:
+            if found[name] != shape:
                 raise DataError(
                     "a trajectory does not fit together",
-                    given=f"{self.policy}: {name} of shape {tuple(getattr(self, name).shape)}",
-                    expected=f"{shape} first",
-                )
+                    given=f"{self.policy}: {name} of shape {found[name]}", expected=f"{shape}",
+                )  # fmt: skip
+        if self.hidden is not None and not bool(torch.isfinite(self.hidden).all()):
+            raise DataError(
+                "a trajectory has a recurrent state that is not finite", given=self.policy
+            )
         for name in ("rewards", "observations", "log_probabilities", "actions", "states"):
             self._check_finite(name)
         self._check_finite("cut_observations")

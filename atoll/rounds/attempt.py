@@ -29,7 +29,7 @@ class Attempt:
     """Members whose vote is against it."""
 
     def __post_init__(self) -> None:
-        # Each vote of thousands must not look at all members again.
+        # With thousands of members a vote must not scan all of them.
         self.members = frozenset(self.plan.members)
         self._missing = set(self.members) - self.left - self.votes.keys()
         self._named: list[str] = self.plan.members

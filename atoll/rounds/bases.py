@@ -9,7 +9,7 @@ from atoll.rounds.checks import majority_base
 
 
 class Bases(Mapping[str, str]):
-    """Member -> digest. Each of thousands that recover asks for the majority: it is kept."""
+    """Member -> digest, with counts: every member that recovers asks for the majority."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -34,7 +34,7 @@ class Bases(Mapping[str, str]):
         return len(self._digests)
 
     def put(self, member: str, digest: str) -> None:
-        """Record what a member has reported, in place of what it said before."""
+        """Record a member's digest, instead of its earlier one."""
         self.forget(member)
         self._digests[member] = digest
         self._counts[digest] += 1

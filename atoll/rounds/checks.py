@@ -15,8 +15,8 @@ BEHIND = "the group continued without this member"
 ODD = "its result differs from that of the others"
 
 LONGEST_REASON = 500
-"""Characters of a member's reason to vote against a round. They become a part of the verdict, which
-goes to all members: one that did not fit into a frame would end the round for none of them."""
+"""Characters kept of a member's reason to vote against a round. They are sent to all members in the
+verdict; if that did not fit into a frame, the round would never end."""
 
 
 def majority_base(bases: Mapping[str, str]) -> str:

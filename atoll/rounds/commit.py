@@ -26,11 +26,11 @@ MOST = 4.0
 """Largest share, of a guest."""
 DEAD_BAND = 0.1
 """Relative speed differences below this are treated as noise. With 0.2 the fastest of a mixed fleet
-waited for the slowest of the band: 2 % of everybody's time (`python -m bench.simulate`)."""
+waited for the slowest of the band: 2 % of all members' time (`python -m bench.simulate`)."""
 GRAIN = 256
-"""Shares are multiples of one over this; with 32 the rounding cost 1 % of everybody's time."""
+"""Shares are multiples of one over this; with 32 the rounding cost 1 % of all members' time."""
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
-"""What a member may say that a step takes: the reciprocal of less would be infinite."""
+"""Bounds of a reported step time: the reciprocal of a smaller one would be infinite."""
 SURE_REPORTS, SURE_S = 5, 5.0
 """Reports, and seconds of work, after which a member's speed is considered known."""
 LEAST_LEFT = 0.1
@@ -210,8 +210,8 @@ class CommitLog:
     ) -> float:
         """Return the share of a period's steps for a member that starts now.
 
-        `whole` means that the period starts with it. `trainers` is asked only if no round has been
-        committed since the start: each newcomer of thousands must not look at all members.
+        `whole` means that the period starts with it. `trainers` is called only if no round has been
+        committed since the start: with thousands of members a newcomer must not scan all of them.
         """
         own, share = self.timings.step_s.get(member), 1.0
         if self.paced and own is not None:

@@ -62,7 +62,7 @@ class DataSlots:
     """Committed position of each slot."""
     _held: dict[str, int] = field(default_factory=dict)
     _holders: dict[int, str] = field(default_factory=dict)
-    """The same by slot: every join of thousands asks who holds one."""
+    """The same by slot, because every join looks up the holder of one."""
 
     @property
     def held(self) -> Mapping[str, int]:

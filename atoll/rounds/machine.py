@@ -192,7 +192,7 @@ class RoundMachine(Quorum):
     def recover(self, member: str, now: float, *, needs_s: float = 0.0) -> list[Effect]:
         """A member recovers the committed state; rounds wait for it, for a bounded time.
 
-        `needs_s`: how long it took to fetch a state than which there is a newer one now.
+        `needs_s`: how long it took to fetch a state that is outdated by now.
         """
         effects: list[Effect] = []
         # A vote stays valid even if the member then leaves the round.

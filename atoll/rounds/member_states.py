@@ -68,11 +68,11 @@ class MemberStates:
     finished: bool = False
     """A member has completed its work: the job is about to end."""
     _donors: list[str] = field(default_factory=list)
-    """Members of `up_to_date` in order, and some that were."""
+    """Members of `up_to_date` in order, and some that no longer are."""
     _slow: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How often a member did not recover in time, and the first round that waits for it again."""
     _in_vain: dict[str, int] = field(default_factory=dict)
-    """How often it did not although a round waited for as long as it needed."""
+    """How often it did not, although a round waited for as long as it needed."""
 
     def begin(self, member: str, state: RoundMemberState) -> None:
         """Record a new process of a member."""

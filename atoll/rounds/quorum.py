@@ -26,9 +26,9 @@ class Quorum(JobRounds):
     """Decides when enough members wait, which of them take part, and the route."""
 
     _awaited: list[str] = field(default_factory=list)
-    """Members that the last look at all of them found to be waited for."""
+    """Members that the last scan found to be waited for."""
     _present: int = 0
-    """How many they were, with those that had joined."""
+    """How many they were, plus those that had joined."""
 
     def gather(self, now: float) -> list[Effect]:
         """Return the next plan if it is due, and the effects before it."""
@@ -96,10 +96,10 @@ class Quorum(JobRounds):
         return grace_s is not None and now >= since + grace_s
 
     def _waits_still(self, now: float) -> bool:
-        """Return whether one member is known for which the plan waits: nothing else is to be done.
+        """Return whether the plan still waits for a known member: then nothing else is to be done.
 
-        Each join of thousands must not look at all members again. `_awaited` are those for which
-        the last look found that they are waited for.
+        With thousands of members a join must not scan all of them. `_awaited` are those that the
+        last scan found to be waited for.
         """
         least = max(1, self.min_nodes)
         usual = not (self.paused or self.guests or self.pending.highest > self.committed_round)

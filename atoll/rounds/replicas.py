@@ -12,7 +12,7 @@ from atoll.ids import slot_of
 Results = Mapping[str, Mapping[str, Any]]
 
 MOST_NAMES = 5
-"""Tensors that a sentence names."""
+"""Most tensors named in one note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Comparison:
 def compare(results: Results, *, nodes: int = 1) -> Comparison:
     """Compare the final digests of members that ended at the same step and round.
 
-    Members that ended elsewhere, e.g. because they left earlier, hold other values without a fault.
+    Members that ended elsewhere, e.g. because they left earlier, hold other values: no fault.
     `nodes` is how many members the run began with. Members of a SWARM's stage are replicas of it,
     and members that hold a module of a model with paths are replicas of the module.
     """
@@ -42,7 +42,7 @@ def compare(results: Results, *, nodes: int = 1) -> Comparison:
     if len(by_stage) > 1:
         return _of_stages(
             [
-                # A stage's only member is no replica, and nothing is wrong with that.
+                # The only member of a stage has no replica to compare with.
                 compare(found, nodes=nodes) if len(found) > 1 else Comparison(None)
                 for _, found in sorted(by_stage.items())
             ]

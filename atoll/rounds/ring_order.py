@@ -1,4 +1,4 @@
-"""The order of members on a ring, from measured lines between them. Pure.
+"""The order of members on a ring, from measured lines between them; no state, no I/O.
 
 In a ring all-reduce a member sends a piece on when it has come, and its line can carry the next one
 when it has carried this one. So a step takes as long as the slowest line needs for a piece, or as
@@ -21,13 +21,13 @@ PIECE_BYTES = 1 << 20
 EXACT = 8
 """Up to so many members all orders are tried; above, pairs of hops are exchanged."""
 LEAST = 4
-"""With fewer members every ring has the same hops, but for their direction."""
+"""With fewer members all rings have the same hops, except for their direction."""
 NEAR_S = 0.01
-"""Where no round trip is longer all are at one place: each member's own line decides, whatever the
-order, and rates measured on busy machines are noise."""
+"""If no round trip is longer, all members are at one site: the order does not matter there, and
+rates measured on busy machines are noise."""
 WORTH = 0.9
-"""Another order must take at most this share of the present one: sums of other orders have
-other last bits, which noise in a measurement must not choose."""
+"""Another order must take at most this share of the present one's time: the order decides the last
+bits of sums, which measurement noise should not change."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class MeasuredLines:
     _ring: list[str] = field(default_factory=list)
 
     def learn(self, member: str, lines: Mapping[str, Line], *, among: Container[str]) -> None:
-        """Take what a member has measured from others to itself; `among`: the job's members."""
+        """Record what a member has measured from others to itself; `among`: the job's members."""
         for other, found in lines.items():
             known = other in among and other != member
             if known and self.lines.get((other, member)) != found:
@@ -79,8 +79,8 @@ def _hop_s(line: Line) -> float:
 def _cost(order: Sequence[int], hops: Sequence[Sequence[Line]]) -> tuple[float, float]:
     """Return the seconds of a step of a ring, and of all its hops.
 
-    Where one slow line decides about the first, a short tour still passes fewer lines that may be
-    one: of members at one place.
+    If one slow line decides the first, the second still prefers rings on which members of one site
+    are neighbours.
     """
     ring = [hops[a][b] for a, b in zip(order, (*order[1:], order[0]), strict=True)]
     tour_s = sum(map(_hop_s, ring))

@@ -47,7 +47,7 @@ def find_sites(members: Sequence[str], reachable: Mapping[str, Collection[str]])
     reach = {member: frozenset(reachable.get(member, ())) for member in members}
     sites: list[list[str]] = []
     common: list[frozenset[str]] = []
-    """Of each site, whom all of its members reach."""
+    """For each site, the members that all of its members reach."""
     firsts: dict[str, int] = {}
     """Numbers of the sites by their first members: a member of a site reaches that one."""
     for member in sorted(members, key=slot_of):

@@ -102,8 +102,8 @@ class JobRounds:
     required: frozenset[str] = frozenset()
     """Members without which no round is planned."""
     guests: frozenset[str] = frozenset()
-    """Members that meet in several groups. They never meet without another member; their pace is
-    measured by that of the others, and if their state is another one, that of the others counts."""
+    """Members that meet in several groups. They never meet without another member; their pace
+    follows that of the others, and if states differ, that of the others counts."""
     aside: frozenset[str] = frozenset()
     """Members of the job that take no part in rounds."""
     preference: str = "auto"

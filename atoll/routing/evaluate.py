@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from atoll.data import Documents, Tokenizer
 from atoll.errors import ConfigError, DataError
-from atoll.models.language import LanguageModel
+from atoll.models.language import LanguageModel, evaluating
 from atoll.routing.features import FeatureModel, Features
 from atoll.routing.router import Labels, Router, Scores
 
@@ -144,19 +144,17 @@ def chunk_losses(
             "chunks do not fit the model", given=f"{int(chunks.tokens.max())} tokens",
             expected=f"at most {context}, its context",
         )  # fmt: skip
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     found = np.zeros(len(chunks))
     for begin in range(0, len(chunks), batch):
         rows = range(begin, min(begin + batch, len(chunks)))
         inputs, targets = _windows(documents, chunks, rows, context)
-        logits = model(inputs.to(device)).float()
+        with evaluating(model):
+            logits = model(inputs.to(device)).float()
         each = functional.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), reduction="none", ignore_index=-1
         )
         found[begin : begin + len(rows)] = each.view(targets.shape).double().sum(1).cpu().numpy()
-    model.train(was_training)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.data import Documents, Tokenizer
 from atoll.errors import ConfigError, DataError
-from atoll.models.language import LanguageModel, LayeredLanguageModel
+from atoll.models.language import LanguageModel, LayeredLanguageModel, evaluating
 
 Features = NDArray[np.float32]
 
@@ -127,11 +127,9 @@ class FeatureModel:
 
 def hidden_states(model: LanguageModel, ids: Tensor) -> Tensor:
     """Return the input of the output layer, ``(batch, length, width)``; the model is unchanged."""
-    was_training = model.training
-    model.eval()
     x = ids
     assert isinstance(model, LayeredLanguageModel)
-    for unit in model.units()[:-1]:
-        x = unit(x)
-    model.train(was_training)
+    with evaluating(model):
+        for unit in model.units()[:-1]:
+            x = unit(x)
     return x

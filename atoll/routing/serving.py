@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ WAIT_S = 1.0
 MOST_PROMPTS = 10_000
 KEEP_S = 7 * 86_400.0
 TOKENS, TEMPERATURE = 100, 0.8
+LEAST_TEMPERATURE = 1e-6
+"""Above 0; logits divided by less overflow."""
 
 
 class Lanes:
@@ -135,7 +138,7 @@ class PathServer:
     def route(self) -> None:
         """Pass requests on to the queues of their paths."""
         for item in self.lanes.prompts.claim(lease_s=self._lease_s, wait_s=WAIT_S):
-            with _held(item, self._lease_s), self._refusals(item.key):
+            with _held(item, self._lease_s), self._refusals(key_of(item)):
                 request = request_of(item)
                 ids = self.paths.tokenizer.encode(request["prompt"].encode())
                 seen = [ids[: self.paths.router.prefix]]
@@ -196,17 +199,48 @@ def _held(item: Item, lease_s: float) -> Iterator[None]:
         done.set()
 
 
+def key_of(item: Item) -> str:
+    """Return the key of a request: that of its item; without one it follows from its number."""
+    return item.key or f"item-{item.seq}"
+
+
 def request_of(item: Item) -> dict[str, Any]:
     """Return a request with all its fields; the text alone is one, too.
 
-    Its key is that of its item; without one it follows from the item's number.
+    Raises:
+        DataError: a field is out of range, which no server could answer.
+        KeyError, TypeError: it has no prompt, or is no request.
     """
     value = item.value
     fields = {"prompt": value.decode("utf-8", "replace")} if isinstance(value, bytes) else value
-    key = item.key or f"item-{item.seq}"
+    key = key_of(item)
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest())
     usual = {"tokens": TOKENS, "temperature": TEMPERATURE, "seed": seed}
-    return {**usual, **fields, "prompt": fields["prompt"] or "\n", "key": key}
+    request = {**usual, **fields, "prompt": fields["prompt"] or "\n", "key": key}
+    _check(request)
+    return request
+
+
+def _check(request: Mapping[str, Any]) -> None:
+    prompt, tokens, seed = (request[name] for name in ("prompt", "tokens", "seed"))
+    temperature = request["temperature"]
+    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (tokens, seed))
+    usable = (
+        isinstance(prompt, str)
+        and whole
+        and tokens >= 0
+        and -(1 << 63) <= seed < 1 << 63
+        and isinstance(temperature, int | float)
+        and (temperature == 0 or LEAST_TEMPERATURE <= temperature < math.inf)
+    )
+    if not usable:
+        raise DataError(
+            "a request cannot be answered",
+            given=f"prompt {prompt!r}"[:60]
+            + f", tokens {tokens!r}, temperature {temperature!r}, seed {seed!r}",
+            expected="a text, whole numbers of tokens and seed, a temperature that is 0 or at "
+            f"least {LEAST_TEMPERATURE:g}",
+        )
 
 
 def ask(lanes: Lanes, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

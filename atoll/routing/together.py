@@ -161,7 +161,7 @@ class _Helper:
     """One member's view of the work."""
 
     def __init__(self, lines: Lines, work: Work, lease_s: float) -> None:
-        self._work = work
+        self._lines, self._work = lines, work
         self._lease_s = lease_s
         self._name = work.name()
         self.parts = {self.key(part_name(part)): part for part in work.parts()}
@@ -216,8 +216,8 @@ class _Helper:
                 self._publish(item.key)
 
     def hold(self, merging: Item) -> None:
-        """Keep the merge while parts are missing, and help with them."""
-        while not self.complete():
+        """Keep the merge while parts are missing, and help with them until asked to stop."""
+        while not (self.complete() or self._lines.stopping):
             try:
                 merging.extend(self._lease_s)
             except LeaseEnded:  # another one holds it
@@ -225,7 +225,7 @@ class _Helper:
             for item in self.queue.claim(lease_s=self._lease_s, wait_s=WAIT_S):
                 self.compute(item)
             self.read()
-        merging.release("all parts are there")
+        merging.release("all parts are there" if self.complete() else "asked to stop")
 
     def _publish(self, key: str) -> None:
         features = self._work.compute(self.parts[key])

@@ -1,8 +1,8 @@
 """Collectives that a script calls itself: `run.all_reduce`, `run.broadcast`, `run.barrier`.
 
 Each call is a round of the group, as a training round is: all members of the plan get the same
-result, or none does. So a member that is lost in between is left out on every member (its value may
-still be in the result, then on all), and the call returns when those that are left are done.
+result, or none does. The value of a member that is lost during the call is either in the result of
+every other member or of none; the call returns when the remaining members are done.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class CollectiveSession(Session):
         """
         if op not in OPERATIONS:
             raise unknown("operation", op, OPERATIONS)
+        self._check_alone()
         tensors = [value] if isinstance(value, Tensor) else list(value)
         whole = any(not one.is_floating_point() for one in tensors)
         if whole and op == MEAN:
@@ -94,7 +95,7 @@ class CollectiveSession(Session):
                 "a mean of integers is no integer", given=f"{[one.dtype for one in tensors]}",
                 expected="floating-point tensors", remedy="value.float(), or op='sum'",
             )  # fmt: skip
-        exact = whole or op in (MIN, MAX)
+        exact = bool(tensors) and (whole or op in (MIN, MAX))
         found = self._gathered(tensors, op) if exact else self._averaged(tensors, op, codec)
         return found[0] if isinstance(value, Tensor) else found
 
@@ -112,13 +113,14 @@ class CollectiveSession(Session):
         Called as `all_reduce`, with tensors of the same shapes and types on every member.
 
         Args:
-            value: Sent by the source; the others' only say shapes, types and devices.
+            value: The source's is sent; on the others only shapes, types and devices matter.
             source: The member; empty: the first of those that take part.
 
         Raises:
             GroupError: the source was lost before its values arrived.
             ConfigError, LeftBehind, GroupLeft: as in :meth:`all_reduce`.
         """
+        self._check_alone()
         tensors = [value] if isinstance(value, Tensor) else list(value)
         group, codec = self.group, make_codec(_EXACT)
 
@@ -145,7 +147,15 @@ class CollectiveSession(Session):
 
     def barrier(self) -> None:
         """Return when every member has called it; raises as :meth:`all_reduce` does."""
-        self._averaged([torch.zeros(1)], MEAN, _EXACT)
+        self.all_reduce(torch.zeros(1))
+
+    def _check_alone(self) -> None:
+        if self._joint:
+            raise ConfigError(
+                "a member of several processes exchanges no values of its own",
+                given=f"{self.ranks} ranks", expected="members of one process",
+                remedy="torch.distributed between the ranks of an island",
+            )  # fmt: skip
 
     # --------------------------------------------------------------------------------- exchanges
 
@@ -171,20 +181,27 @@ class CollectiveSession(Session):
 
     def _gathered(self, tensors: Sequence[Tensor], op: str) -> list[Tensor]:
         """Return an operation on the values of all members, computed here in slot order."""
-        group, codec = self.group, make_codec(_EXACT)
+        group, codec, own = self.group, make_codec(_EXACT), words(tensors)
 
         def everything(_: object) -> AllToAllResult:
-            packet = codec.encode(words(tensors), key=KEY)
+            packet = codec.encode(own, key=KEY)
             work = group.all_to_all([PeerMessage(tuple(group.members), packet)])
             with self._resting():
                 return work.wait()
 
         result = self._round(everything).reduced
-        parts = [
-            values(codec.decode(packets[0]), tensors)
-            for packets in result.packets.values()
+        found = {
+            sender: codec.decode(packets[0])
+            for sender, packets in result.packets.items()
             if packets
-        ]
+        }
+        other = [sender for sender, vector in found.items() if len(vector) != len(own)]
+        if other:
+            raise GroupError(
+                "the members' shapes differ", given=f"{len(found[other[0]])} words of {other[0]}",
+                expected=f"{len(own)}, as here", remedy="give tensors of the same shapes and types",
+            )  # fmt: skip
+        parts = [values(vector, tensors) for vector in found.values()]
         return [
             _combined(op, [part[index] for part in parts]).to(like.device, like.dtype)
             for index, like in enumerate(tensors)
@@ -196,13 +213,7 @@ class CollectiveSession(Session):
         return self._task.state_lock.resting() if self._optimizer and self._task else nullcontext()
 
     def _round(self, exchange: Exchange[T]) -> CommittedRound[T]:
-        """Run a round with this exchange; training goes on behind it."""
-        if self._joint:
-            raise ConfigError(
-                "a member of several processes exchanges no values of its own",
-                given=f"{self.ranks} ranks", expected="members of one process",
-                remedy="torch.distributed between the ranks of an island",
-            )  # fmt: skip
+        """Run a round with this exchange, between two steps of the training."""
         task, optimizer = self._task, self._optimizer
         if task is None or optimizer is None:
             return self._round_without_model(exchange)
@@ -225,9 +236,9 @@ class CollectiveSession(Session):
 
     @property
     def takes_over(self) -> bool:
-        """Whether this process goes on with a run: a newcomer, or one that was resumed.
+        """Whether this process continues a run: it joined late, or the job was resumed.
 
-        Then :meth:`wrap` loads the state, and values can be exchanged after it only.
+        Then :meth:`wrap` loads the state, and values can only be exchanged after it.
         """
         registered = self._connection.registered if self._connection is not None else None
         late = self._enrolled is not None and self._enrolled.late
@@ -238,7 +249,7 @@ class CollectiveSession(Session):
             raise ConfigError(
                 "this member takes over a run, and has not got its state yet",
                 given="a collective before run.wrap", expected="run.wrap first",
-                remedy="exchange values after run.wrap: a newcomer gets there with the others",
+                remedy="exchange values after run.wrap, where all members are at the same step",
             )  # fmt: skip
         report = PeriodReport(round=self.group.committed_round, base=BASE)
         return run_round(self.group, exchange, report)

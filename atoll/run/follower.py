@@ -25,7 +25,7 @@ from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 
 
 class RankOptimizer(WrapSpec):
-    """The wrapped optimizer on such a rank: it steps, then follows the first rank's strategy."""
+    """The wrapped optimizer on a rank other than the first, whose strategy it follows."""
 
     def __init__(self, inner: Optimizer, *, ranks: ScriptRanks, twice: bool) -> None:
         """Wrap `inner`.

@@ -339,10 +339,7 @@ class Run(CollectiveSession):
             self._state.after(sync)
 
     def _result(self, *, broken: bool = False) -> dict[str, Any]:
-        """Return this member's part of the summary; `broken`: the other ranks do not answer.
-
-        A sharded model cannot be read then.
-        """
+        """Return this member's part of the summary; if `broken`, no sharded model is read."""
         totals, task = self._meter.totals, self._task
         result = run_result(
             member=self.member, slot=self.slot, seed=self.seed,
@@ -362,10 +359,12 @@ class Run(CollectiveSession):
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         try:
-            result = self._come_to_the_end() if error is None else self._result(broken=True)
-            # Otherwise its supervisor reports which rank is lost.
-            if error is None or not is_peer_failure(error):
-                self._leave(error, result)
+            try:
+                result = self._come_to_the_end() if error is None else self._result(broken=True)
+            except BaseException as failed:
+                self._leave(failed, self._result(broken=True))
+                raise
+            self._leave(error, result)
         finally:
             self._give_signals_back()
 
@@ -383,6 +382,8 @@ class Run(CollectiveSession):
 
     def _leave(self, error: BaseException | None, result: dict[str, Any]) -> None:
         """Send the remaining data and leave; an error here does not hide an error of the script."""
+        if error is not None and is_peer_failure(error):
+            return  # its supervisor reports which rank is lost
         if self._state is not None and error is None:
             self._state.close()
         self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)

@@ -44,7 +44,7 @@ class JobPlace:
         self.seed = membership.seed
         self._ranks = ranks
         self._joint = ranks.place.ranks > 1
-        """Whether ranks meet; also where the only one has spread its model over a mesh of one."""
+        """Whether ranks synchronize; also of a single rank that has sharded its model."""
         self._before: Any = None
         self._rank_state = RankState()
         self.results: dict[str, Any] = {}
@@ -99,11 +99,11 @@ class JobPlace:
     def shard(self, data: Any) -> Any:
         """Return this member's share of some data; all members' shares together are the whole.
 
-        A `DataLoader` becomes a loader of this member's samples (shuffled if it was; another
-        sampler draws the same order on every member, which is dealt out), a data set with a length
-        a `Subset`, anything else an `IterableDataset` of every n-th item, which may be given to a
-        `DataLoader` with workers. All of them end early when the job is asked to stop. Iterables
-        MUST give every member the same order.
+        A `DataLoader` becomes a loader of this member's samples (shuffled if it was; any other
+        sampler must draw the same order on every member, of which each takes its part), a data set
+        with a length a `Subset`, anything else an `IterableDataset` of every n-th item, which may
+        be given to a `DataLoader` with workers. All of them end early when the job is asked to
+        stop. Iterables MUST give every member the same order.
 
         What is iterated directly has a position, which every round commits: a new process of a
         member continues there, and the others read on for a member that is not replaced. Passes

@@ -1,4 +1,4 @@
-"""Says where a script's model computes: it is the script that moves models and batches."""
+"""Warn if a script's model is not on its device; nothing but the script moves models or batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tell = Callable[[str, str], None]
 
 
 def watch_placement(model: nn.Module, device_of: Callable[[], torch.device], tell: Tell) -> None:
-    """Say once if the model leaves its accelerator idle, or gets a batch of another device.
+    """Report once if the model leaves the accelerator idle or gets a batch from another device.
 
     Nothing is moved. The first forward pass is watched: if it fails and the model and its inputs
     are on different devices, the error gets a note with the line to add.

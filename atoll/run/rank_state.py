@@ -37,12 +37,12 @@ class RankState:
         self._shares: list[DataShare] = []
         self._things: dict[str, Any] = {}
         self._came: Mapping[str, Any] = {}
-        """What a checkpoint had for shares and things that are not here yet."""
+        """State from a checkpoint, also for shares and objects that are not registered yet."""
         self._broadcaster: CommandBroadcaster | None = None
         self._slot: int | None = None
         """The data slot, once it was leased."""
         self._cursor: dict[str, int] = {}
-        """Its positions in shares that are not here yet."""
+        """Its positions in shares that are not registered yet."""
 
     def follow(self, broadcaster: CommandBroadcaster) -> None:
         """Handle the commands of the first rank."""
@@ -61,6 +61,7 @@ class RankState:
         if number < len(places) and places[number] is not None:
             share.resume(places[number])
         if self._slot is not None:
+            self._cursor.pop(f"{number}.{ORDER}", None)
             passes, offset = (self._cursor.pop(f"{number}.{name}", 0) for name in PLACE)
             share.go_to(self._slot, passes=passes, offset=offset)
 
@@ -86,7 +87,7 @@ class RankState:
     # ----------------------------------------------------------------- rounds: the data slot
 
     def place_after(self, steps: int) -> tuple[int, dict[str, int]] | None:
-        """Return None: what a script will have read by then is its own business."""
+        """Return None: how far a script will have read by then is not known."""
         return None
 
     def place(self) -> tuple[int, dict[str, int]] | None:
@@ -146,7 +147,7 @@ class RankState:
         return found
 
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
-        """Continue with a data slot from a position, on all ranks; on the first one."""
+        """Continue with a data slot from a position, on all ranks; called on the first one."""
         if self.place() == (slot, dict(cursor)):
             return
         if self._broadcaster is None:

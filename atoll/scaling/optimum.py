@@ -92,11 +92,17 @@ def compute_optimal(fit: Fit, flops: float, *, members: float = 0, every: float 
         )
     found = predict(fit, {"params": params, "tokens": product / params, **more})
     return Optimum(
-        flops=flops, params=params, params_interval=(math.exp(low), math.exp(high)),
+        flops=flops, params=params, params_interval=(_exp(low), _exp(high)),
         tokens=product / params,
-        tokens_interval=(product / math.exp(high), product / math.exp(low)),
+        tokens_interval=(_exp(math.log(product) - high), _exp(math.log(product) - low)),
         prediction=found, notes=tuple(_notes(fit, flops, int((~usable).sum()))),
     )  # fmt: skip
+
+
+def _exp(value: float) -> float:
+    """Return e to a power, inf where it overflows: exponents near 0 give no bound."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))
 
 
 def best_split(

@@ -207,7 +207,7 @@ def read_csv(path: Path) -> tuple[Point, ...]:
         ConfigError: it cannot be read, or a column or value is wrong; line and column are named.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a BOM
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("a table cannot be read", given=f"{path} ({error})") from error

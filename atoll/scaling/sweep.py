@@ -94,6 +94,12 @@ def make_sweep(tables: Mapping[str, Any], *, name: str) -> Sweep:
             expected="a table [sweep] with tokens and [[sweep.sizes]]",
             remedy="see examples/scaling_sweep.toml",
         )  # fmt: skip
+    for key, value in common.items():
+        if not isinstance(value, dict):
+            raise ConfigError(
+                "a key of a sweep is in no table", given=f"{key} = {value!r}",
+                expected="the tables of a job file, and [sweep]",
+            )  # fmt: skip
     for key in wanted:
         if key not in KEYS:
             raise unknown("key in [sweep]", key, KEYS)

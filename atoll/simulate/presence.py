@@ -92,7 +92,7 @@ def read_trace(path: Path, *, members: int = 0) -> tuple[tuple[int, float, float
         ConfigError: the file cannot be read, or a row is wrong; its line is named.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a BOM
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("a trace cannot be read", given=f"{path} ({error})") from error

@@ -110,8 +110,8 @@ class Outer(Protocol):
     """How replicas are synchronized.
 
     Call order: `setup`, then `load_state_dict` when resuming or `begin` otherwise, then `gradients`
-    and `sync` in every step, and `finish` once. Everything that crosses the network goes through
-    `group.agree`, so a round happens on every member or on none.
+    and `sync` in every step, and `finish` once. Members agree in committed rounds, each of which
+    happens on every member or on none.
     """
 
     @property
@@ -139,7 +139,7 @@ class Outer(Protocol):
 
     @property
     def goes_on(self) -> bool:
-        """Whether training may go on after `finish`, whose round then is one like any other."""
+        """Whether training may go on after `finish`, whose round is then an ordinary one."""
         ...
 
     @property
@@ -182,8 +182,8 @@ class Outer(Protocol):
     def committed(self, task: Task) -> Committed:
         """Return the result of the last round; tensors are not copied.
 
-        Call it only while the state rests (`task.state_lock`): it is valid until the next round is
-        applied.
+        Call it only while the state does not change (`task.state_lock`): it is valid until the next
+        round is applied.
         """
         ...
 
@@ -198,7 +198,8 @@ class Outer(Protocol):
     def shared_state(self) -> dict[str, Tensor]:
         """Return the `shared.*` entries as the last round left them; never waits.
 
-        Callable from any thread while the state rests (`task.state_lock`), also during a round.
+        Callable from any thread while `task.state_lock` keeps the state from changing, also during
+        a round.
         """
         ...
 

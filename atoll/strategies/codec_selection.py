@@ -28,10 +28,10 @@ KEY = "auto"
 
 
 class CodecSelection:
-    """Times what a round exchanges, followed periodically by 192 bytes about the links.
+    """Times the exchange of every round, and periodically adds a report of 192 bytes on the links.
 
-    Both are part of one transaction: the members agree on the next codec, or nothing happened. The
-    round itself was encoded as agreed before.
+    Both are part of one transaction: without a commit the codec stays. The round itself is encoded
+    with the codec agreed on before.
     """
 
     def __init__(self, group: Group, auto: Auto, *, clock: Clock) -> None:
@@ -71,7 +71,7 @@ class CodecSelection:
         elif reported is not None:
             self._auto.agree(reported)
         if self._auto.base.spec != before:
-            log.info("the members' lines suit codec %s, not %s", self._auto.base.spec, before)
+            log.info("codec %s replaces %s: it suits the links", self._auto.base.spec, before)
 
     def _moved(self) -> tuple[int, int]:
         return self._group.sent_bytes, self._group.received_bytes

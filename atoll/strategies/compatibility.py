@@ -270,7 +270,7 @@ def check_island_gradients(plan: Plan) -> None:
 
 
 IN_PARTS = ("swarm", "paths")
-"""Inner strategies that cut the model into parts, whose holders meet by themselves."""
+"""Inner strategies that cut the model into parts; the members of each part run their own rounds."""
 
 
 def check_parts(plan: Plan) -> None:
@@ -291,7 +291,7 @@ def check_parts(plan: Plan) -> None:
     fitting = sorted(name for name, method in METHODS.items() if method.per_stage)
     preset = "dipaco" if part == "module" else "swarm"
     raise ConfigError(
-        f"{plan.outer} cannot work per {part}, but the members of a {part} meet by themselves",
+        f"{plan.outer} cannot work per {part}, and each {part} has rounds of its own",
         given=f"outer = {plan.outer!r} with inner = {plan.inner!r}",
         expected=f"one of {', '.join(fitting)}",
         remedy=f'preset = "{preset}" or "diloco" in [strategy]',

@@ -7,7 +7,7 @@ second largest absolute eigenvalue: the distance from the mean shrinks by rho in
 Weights of undirected graphs are those of Metropolis and Hastings (Xiao, Boyd 2004, "Fast linear
 iterations for distributed averaging"); exponential graphs are those of Assran et al. 2019
 (https://arxiv.org/abs/1811.10792) and Ying et al. 2021 (https://arxiv.org/abs/2110.13363).
-Legend: n members, i who receives, j who sends.
+Legend: n members, i the receiver, j the sender.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def pushing(graph: str, n: int, *, round_: int = 0) -> Tensor:
 def pairs(n: int, *, round_: int) -> list[int]:
     """Return each member's partner in a random matching; its own index if it has none.
 
-    With an odd number one member sits out, a different one every time.
+    With an odd number one member, drawn anew every round, sits out.
     """
     order = list(range(n))
     random.Random(SEED ^ (round_ << 1 | 1)).shuffle(order)

@@ -1,4 +1,4 @@
-"""A method's traffic, computed by the strategy itself on a model without memory."""
+"""A method's traffic, computed by the strategy itself on a model on the meta device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.strategies.resolve import Resolved
 from atoll.task import Task
 
 WIDTH_PER_LAYER = 64
-"""A transformer of 12 layers is about 768 wide."""
+"""Assumed width of a transformer per layer: one of 12 layers is about 768 wide."""
 
 
 class Shapes(nn.Module):

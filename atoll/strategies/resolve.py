@@ -33,7 +33,7 @@ INNERS: Mapping[str, str] = MappingProxyType(
 FIRST_STEPS: Mapping[str, int] = MappingProxyType(
     {"shared_steps": 10, "every_step_until": 2, "warmup_steps": 5}
 )
-"""Options that count first steps -> the largest fraction (1/n) of a run that a preset's may be."""
+"""Option that counts initial steps -> n: a preset's value is limited to 1/n of the run."""
 
 FEW_ROUNDS = 40
 """Runs of fewer rounds want less outer momentum: there is no time for it to build up."""
@@ -136,7 +136,7 @@ def read_method(outer: str, options: Mapping[str, Any]) -> Method:
     own = {option.name for option in kind.options()}
     words = {field.name for field in dataclasses.fields(StrategyTable)} - {"options"}
     for name in options:
-        if name not in own:  # it may as well be a misspelt key of the table itself
+        if name not in own:  # it may also be a misspelt key of the table itself
             raise unknown(f"key in {where}", name, own | words)
     method: Method = read_table(kind, options, where=where)
     return method

@@ -19,7 +19,7 @@ from atoll.strategies.wrapped_optimizer import WrapSpec, needs_closure
 from atoll.task import Task
 
 COMPILED = "_orig_mod"
-"""Attribute in which the result of `torch.compile(model)` has the model."""
+"""Name under which the result of `torch.compile(model)` holds the model."""
 
 PARTS = "optimizers"
 """Key of the optimizers' states in the state of a `JointOptimizer`."""
@@ -54,7 +54,7 @@ class JointOptimizer(Optimizer):
         """Load what `state_dict` returned.
 
         Raises:
-            ValueError: it is of another number of optimizers, or of others.
+            ValueError: it was saved from other optimizers, or another number of them.
         """
         states = state_dict[PARTS]
         if len(states) != len(self.parts):
@@ -138,5 +138,5 @@ def as_list(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def joint(optimizers: Sequence[Optimizer]) -> Optimizer:
-    """Return one optimizer that stands for all, which is the optimizer itself if there is one."""
+    """Return one optimizer for all of them; a single one is returned as it is."""
     return optimizers[0] if len(optimizers) == 1 else JointOptimizer(optimizers)

@@ -145,7 +145,7 @@ def _words(entry: Entry | CodecRow | Preset) -> Row:
 
 def _row(entry: Preset, resolved: Resolved, scale: Scale) -> Row:
     stages = USUAL_STAGES if entry.inner == "swarm" else 0
-    if stages:  # its members agree on their stage only
+    if stages:  # members exchange the values of their own stage only
         peers = max(1, scale.peers // stages)
         scale = replace(scale, parameters=scale.parameters // stages, peers=peers)
     found = _weighed(resolved, scale)

@@ -1,6 +1,7 @@
 """Which jobs can have their rounds computed again by other members (`trust = "audit"`). No torch.
 
-What is refused is not wrong: its state is not committed to, or its bits depend on the machine.
+A refused job is valid otherwise: a part of its state is in no commitment, or its bits depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _reasons(spec: JobSpec, resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _of_method(resolved: Resolved) -> Iterator[tuple[str, str]]:
-    """Yield what of a strategy does not fit."""
+    """Yield the options of a strategy that cannot be verified, and what is needed instead."""
     method = resolved.method
     if method.name != "diloco" or resolved.inner != "local":
         yield (
@@ -88,7 +89,9 @@ def _of_method(resolved: Resolved) -> Iterator[tuple[str, str]]:
             yield f"{name} = {given}", f"{name} = {needed:g}"
     if getattr(method, "weight", "tokens") == "fednova":
         yield 'weight = "fednova"', 'weight = "tokens"'
-    rows = [CODECS[name] for name in re.findall(r"[a-z][a-z0-9_]*", resolved.codec)]
+    # Not every word is a codec (`topk:1e-3`); an unknown one is refused when it is built.
+    words = re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
+    rows = [CODECS[word] for word in words if word in CODECS]
     if any(row.remembers or row.needs_allgather or row.name == "auto" for row in rows):
         yield f"codec = {resolved.codec!r}", 'a codec without a memory, e.g. "int8" or "fp16"'
     if not resolved.policy.robust:

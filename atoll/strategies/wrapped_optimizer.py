@@ -76,7 +76,7 @@ class WrapSpec(Optimizer):
         raise NotImplementedError  # torch's Optimizer, the base, cannot have abstract methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one optimizer step, and what belongs to it."""
+        """Do one optimizer step and the strategy's work around it."""
         raise NotImplementedError  # see `skipped`
 
     @property
@@ -104,7 +104,7 @@ class WrapSpec(Optimizer):
                 gradient.mul_(inverse.to(gradient.device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state and what belongs to it; torch's hooks are called."""
+        """Return the state to save; torch's hooks are called."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self._state_to_save()
@@ -184,8 +184,7 @@ class OuterOptimizer(WrapSpec):
 
         Raises:
             ConfigError: `inner` evaluates the model several times per step, and `outer` averages
-                the
-                gradients of each.
+                the gradients of each.
         """
         self.task, self.outer = task, outer
         self._after_step, self._recover, self._others = after_step, recover, others
@@ -254,9 +253,8 @@ class OuterOptimizer(WrapSpec):
     def evaluating(self) -> Iterator[None]:
         """Load the agreed parameters into the model for the block."""
         agreed, state_lock = self.outer.evaluating(self.task), self.task.state_lock
-        with (
-            state_lock.moving()
-        ):  # others may read the state inside: what they read does not change
+        # Not held inside the block, where other threads may read the state: it does not change.
+        with state_lock.moving():
             agreed.__enter__()
         try:
             yield

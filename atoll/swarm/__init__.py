@@ -1,5 +1,5 @@
 """The control of a SWARM: paths of microbatches, their ledger, and who serves which stage.
 
-May import errors, ids and wire only: no sockets, files, clock or torch.
+May import wire only: no sockets, files, clock or torch.
 Start reading at `ledger.py` (counting, on the hub), then `driver.py` (one path, on a member).
 """

@@ -8,8 +8,9 @@ effects, in order. The training loop of a member of stage 0 calls it and carries
     effects = driver.handed(report, now)     # from a member of a path, or from the own stage
     effects = driver.broken(report, now)     # the same; also of the own sending
     effects = driver.tick(now)               # at `driver.next_deadline()`
+    effects = driver.counted(shares, step=step)  # newer shares of the own stage in `SwarmNews`
     driver.answered(lease)                   # `SwarmDone` was answered
-    effects = driver.stepped(step)           # the step is over, or everything was dropped
+    driver.stepped(step)                     # the step is over, or everything was dropped
 
 The walk of a microbatch is Begin -> Handed (stage 0, forward) -> ... -> Handed (last stage) -> ...
 -> Handed (first of `stages`, backward) -> Finished. If a member fails, the nearest member before

@@ -49,7 +49,7 @@ class Leases:
         self._open[lease.lease] = _Leased(lease, driver, now)
 
     def end(self, lease: int, now: float) -> bool:
-        """A microbatch is through; return whether this was not known."""
+        """End the lease of a finished microbatch; return whether it was open."""
         leased = self._open.pop(lease, None)
         if leased is None:
             return False
@@ -62,16 +62,16 @@ class Leases:
         return True
 
     def forget(self, driver: Holder) -> None:
-        """A driver is lost."""
+        """Drop the leases of a lost driver."""
         self._open = {n: x for n, x in self._open.items() if x.driver != driver}
         self._last_seen.pop(driver, None)
 
     def begin(self, step: int) -> None:
-        """Steps before this one are over."""
+        """Drop the leases of earlier steps."""
         self._open = {n: x for n, x in self._open.items() if x.lease.step >= step}
 
     def clear(self) -> None:
-        """Everything begins anew."""
+        """Drop all leases."""
         self._open.clear()
 
     def again(
@@ -143,7 +143,8 @@ class Leases:
             if place in lacking and len(leases) == 1
             and leases[0].driver != driver and now - leases[0].since > limit_s
         ]  # fmt: skip
-        first = [entry for entry in unleased if entry[0][0] == min(lacking)[0]]
+        step = min(lacking, default=(0, 0))[0]
+        first = [entry for entry in unleased if entry[0][0] == step]
         early = unleased[len(first) :]
         parts = [part[: self.part(driver, len(part), row_s, now)] for part in (first, early)]
         return [*parts[0], *late, *parts[1]]

@@ -75,7 +75,7 @@ class Ledger(Progress):
         self._expected, self._rebuild_until = set(expected), rebuild_until
         self._leases = Leases()
         self.begin(step)
-        self.begin(step)
+        self.begin(step)  # now there are counts of a step before, without shares
         self._balance = Balance()
         self._unlike: set[int] = set()
         """Stages that cannot be rebuilt from their neighbours."""
@@ -90,7 +90,7 @@ class Ledger(Progress):
         return bool(self._expected) and now < self._rebuild_until
 
     def bereft(self, now: float) -> int:
-        """Return a stage that members wait for, whose state no member has and no checkpoint of now.
+        """Return a stage that members wait for, whose state neither a member nor a checkpoint has.
 
         Then the newest checkpoint MUST be looked up, and :meth:`go_back` called. -1: none.
         """

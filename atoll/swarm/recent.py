@@ -1,4 +1,4 @@
-"""What went through a SWARM lately, for people: paths of microbatches, and members that failed."""
+"""Recent paths of microbatches through a SWARM, and failures of members, for display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATE_S = 60.0
 """Time over which microbatches per second are counted."""
 FAILED_LATELY_S = 600.0
 SENT_LATELY_S = 60.0
-"""Time over which is seen on which way messages go."""
+"""Time over which the share of bytes sent directly is measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from atoll.devices.transfer import Ahead
 class BatchesAhead(Iterator[tuple[Tensor, Tensor]]):
     """The batches of a stream on an accelerator.
 
-    While it computes on one, a thread takes the next one, and copies it where the device can do
-    that beside. `cursor` is the position after the last batch that was returned.
+    While it computes on one, a thread takes the next one, and copies it if the device can copy
+    while it computes. `cursor` is the position after the last batch that was returned.
     """
 
     def __init__(

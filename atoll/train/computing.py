@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def options_on(spec: JobSpec, device: torch.device, *, island: bool = False) -> InnerOptions:
     """Return a job's options on a device, and log what computes, and why no accelerator does.
 
-    Collective if `island`: of `auto` all ranks take the precision that each of them has.
+    Collective if `island`: with `auto`, all ranks take bf16 only if each of them supports it.
     """
     options = InnerOptions.of(spec)
     precision = precision_on(options.precision, device)

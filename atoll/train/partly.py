@@ -23,7 +23,7 @@ from atoll.train.build import complete_table, whole_model
 log = logging.getLogger(__name__)
 
 _TRAINED = "_parameters", "_modules"
-"""Attributes of a module with what is in its units."""
+"""Attributes of a module that hold what its units hold: parameters and submodules."""
 
 GUESSED = (
     "the order of its layers is a guess, which is checked by running it: give it a method units()"
@@ -60,7 +60,7 @@ def building_bytes(
 ) -> tuple[str, list[int]]:
     """Return the most memory that building each stage takes; nothing is allocated.
 
-    First comes why a member builds the whole model, of so many bytes; empty: it does not.
+    The first value says why a member builds the whole model (`whole_bytes`); empty: it does not.
     """
     source = _source(spec)
     try:

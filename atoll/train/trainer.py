@@ -109,7 +109,7 @@ class Trainer:
         self.start_s = 0.0
         self.first = Evaluation(0.0, 0)
         self._held_out: float | None = None
-        self._saved_round = -1
+        self._saved = -1, -1  # round and step
         self._reserved = False
 
     def train(
@@ -196,12 +196,15 @@ class Trainer:
         if warning:
             log.warning("%s", warning)
         self.outer.rejoin(self.task)
+        if isinstance(self.group, SingleGroup):  # saved at any step; `rejoin` goes to a round
+            resume(store, round_, self.task, strategy=self.built.strategy)
+            self.task.push()
         self.task.leases = {slot: dict(place) for slot, place in restored.leases.items()}
         self.totals.load(restored.counters)
         self.task.past = str(restored.counters.get("chain", ""))
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
-        self._saved_round = round_
+        self._saved = round_, self.task.step
         if int(restored.counters.get("num_slots", len(self.task.leases))) != self.start.num_slots:
             self.task.leases.clear()  # the data is divided anew: saved positions are invalid
             return None
@@ -362,17 +365,14 @@ class Trainer:
         seconds = self.clock.monotonic() - began
         self.totals.evaluation_s += seconds
         self.recorder.point(
-            {
-                "held_out_loss_sum": found.loss_sum,
-                "held_out_tokens": found.tokens,
-                "evaluation_s": seconds,
-            }
-        )
+            {"held_out_loss_sum": found.loss_sum, "held_out_tokens": found.tokens,
+             "evaluation_s": seconds}
+        )  # fmt: skip
         return found
 
     def _save(self, *, final: bool, carry: bool = False) -> None:
         """Save a checkpoint, or what another mesh begins with; a failure does not end the run."""
-        if self._saved_round == self.task.round and not carry:
+        if (now := (self.task.round, self.task.step)) == self._saved and not carry:
             return  # a stop right after a scheduled save would write the same state twice
         saving = carrying(self.outputs.directory) if carry else self.saving
         began = self.clock.monotonic()
@@ -389,7 +389,7 @@ class Trainer:
             if saving.save(
                 self.task, self.outer, extras, members=members, final=final, score=self._held_out
             ):
-                self._saved_round = self.task.round
+                self._saved = now
         except (StorageFull, HubError) as error:
             log.error("the checkpoint of round %s was not saved: %s", self.task.round, error)
             text = f"{self.task.member}: checkpoint of round {self.task.round} not saved: {error}"

@@ -1,5 +1,5 @@
-"""Whose rounds are computed again by others, what a difference means, and who is evicted for it.
+"""Members' rounds that others compute again: who is checked, and what a difference means.
 
-May import `errors`, `ids` and `wire`: no torch, no sockets, no clock.
+May import `errors`, `digest` and `wire`: no torch, no sockets, no clock.
 Start with `trace.py` (what is compared), then `challenge.py` (one member-round), then `ledger.py`.
 """

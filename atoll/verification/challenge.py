@@ -16,8 +16,8 @@ at once, who computes the last step, the contribution and the packet.
 
 The checker never sees the member's digests, so it cannot claim to have found them. After a silence
 longer than the patience at its turn the member gets a strike, a checker or a judge is replaced by
-another. A checker that falls silent after it has named other digests takes nothing
-back: the judges then compute from the beginning to the first mark that differs.
+another. If a checker falls silent after it has named other digests, these still
+count: the judges then compute from the beginning to the first difference that is known.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Challenge:
 
     def wants(self, member: str, position: int) -> bool:
         """Return whether a member is to hand over the state after `position` steps."""
-        at = {Stage.DEPOSIT: 0, Stage.STATE: self.step - 1}.get(self.stage, -1)
+        at = {Stage.DEPOSIT: 0, Stage.STATE: self.step - 1}.get(self.stage)
         return member in self.waits_for and position == at
 
     def state_before(self, position: int) -> str:
@@ -231,8 +231,10 @@ class Challenge:
         if own[-1] == found[-1] and self._own_outcome.agrees(self.found):
             self.settle(Result.PASSED, "", "")
             return
-        self.final = own[-1] == found[-1]
-        at = len(own) - 1 if self.final else first_difference(own, found)
+        # A mark that differs comes first, even if the states agree again after it.
+        marks = zip(own, found, strict=True)
+        at = next((i for i, (mine, other) in enumerate(marks) if mine != other), 0)
+        self.final, at = not at, at or len(own) - 1
         self.part = (positions[at - 1], positions[at])
         self.sides = {
             self.member: dict(zip(positions, own, strict=True)),
@@ -370,7 +372,7 @@ class Challenge:
             self.judge = ""
         elif helper == self.checker and self.stage in (Stage.DETAIL, Stage.STATE):
             # What it has named stands: it is judged without its help.
-            self.step, self.begin = self.part[1], 0
+            self.step, self.begin = self.step or self.part[1], 0
             self._next(Stage.JUDGE, now)
         elif helper == self.checker:
             self.checker, self.found, self.final, self.step = "", None, False, 0

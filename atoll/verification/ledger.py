@@ -53,7 +53,7 @@ def position(cursor: Mapping[str, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that people are to know."""
+    """An event for the operator."""
 
     kind: str
     """`strike`, `evicted`, `unchecked` or `undecided`."""
@@ -86,12 +86,12 @@ class VerificationLedger:
 
         `looks`: how the members' contributions look beside each other, as the reducer says.
         """
+        # After a restart of the hub a round may have been committed that this ledger did not see.
+        self._missed = self.drawn != round_ - 1 and bool(self.book.members)
         looks = {name: look for name, look in (looks or {}).items() if name in members}
         for member, look in looks.items():
             record = self.book.of(member)
             record.norm, record.alike, record.along = look.norm, look.alike, look.along
-        # After a restart of the hub a round may have been committed that this ledger did not see.
-        self._missed = self.drawn != round_ - 1 and bool(self.book.members)
         self.drawn = round_
         notices: list[Notice] = []
         starts = Counter((m.commitment.step, m.commitment.length) for m in members.values()
@@ -199,7 +199,7 @@ class VerificationLedger:
         load = Counter(name for one in self.open.values() for name in one.waits_for)
 
         def order(name: str) -> tuple[int, bool, float]:
-            # Who has never checked anybody comes first: so one that accuses falsely shows early.
+            # Members without a check come first, so that those that accuse falsely are found early.
             return load[name], self.book.of(name).checks > 0, self.draw.random.random()
 
         return sorted(found, key=order)

@@ -26,7 +26,7 @@ def read_heading(line: bytes) -> int:
     """Return the length of the model's vector from a state's first line; raises WireError."""
     try:
         size = json.loads(line)["model"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError("this is not a state", given=repr(line[:80])) from error
     if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not line.endswith(b"\n"):
         raise WireError("this is not a state", given=repr(line[:80]))

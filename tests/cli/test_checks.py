@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from atoll.cli.checks import check_fleet_figures, check_matmul
+from atoll.cli.checks import (
+    check_fleet_figures,
+    check_hub,
+    check_lines,
+    check_matmul,
+    check_port,
+)
+from atoll.cli.hub_access import KnownHub
 from atoll.fleet.reading import parse_fleet
 from atoll.node.machine.probe import Compute
 
@@ -58,3 +67,21 @@ def test_what_a_plan_misses_is_said_with_a_remedy() -> None:
     assert found[0].text == "attic: the speed was not measured yet"
     assert found[0].passed is None
     assert "atoll join" in found[0].remedy
+
+
+def test_a_port_on_which_a_program_listens_is_taken() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        found = check_port(port)
+    assert found.passed is None
+    assert found.text == f"{port} is taken (a program answers there)"
+    assert check_port(port).passed
+
+
+def test_a_hub_that_goes_away_fails_checks_and_ends_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    hub = KnownHub(f"http://127.0.0.1:{port}", "token", operator=True)
+    found = [*check_hub(hub), *check_lines(hub)]
+    assert [check.name for check in found] == ["clock", "download", "upload", "lines"]
+    assert not any(check.passed or check.needed for check in found)

@@ -141,3 +141,8 @@ def test_command_that_computes_says_that_torch_is_missing(
     shown = capsys.readouterr().err
     assert "pip install 'atoll[train]'" in shown
     assert "bug" not in shown
+
+
+def test_a_negative_number_of_lines_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("logs", "--lines", "-5") == 2
+    assert "--lines" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError, AuthError, ConfigError
+from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable
 from atoll.hub.server import HubServer
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
@@ -53,6 +53,17 @@ def test_what_is_put_later_is_stored_when_the_block_ends(
         assert [item.value for item in found] == list(range(50))
 
 
+def test_what_was_not_stored_in_time_is_logged(
+    hub: HubServer, home: Path, ticket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = atoll.connect(ticket, home=home)
+    queue = client.queue("pool/narrow", max_items=1, overflow="wait")
+    queue.put(1)
+    queue.put_later(2)
+    assert not client.close(timeout_s=0.0)
+    assert "not stored" in caplog.text
+
+
 def test_large_values_travel_as_blobs(hub: HubServer, home: Path, ticket: str) -> None:
     import numpy as np
 
@@ -79,6 +90,15 @@ def test_a_used_ticket_is_good_on_the_machine_that_used_it_only(
     atoll.connect(ticket, home=home).close()
     with pytest.raises(AuthError, match="used"):
         atoll.connect(ticket, home=tmp_path / "other")
+
+
+def test_a_named_proxy_is_used_by_a_remembered_login(
+    hub: HubServer, home: Path, ticket: str
+) -> None:
+    atoll.connect(ticket, home=home).close()
+    with pytest.raises(HubUnreachable):
+        atoll.connect(ticket, home=home, proxy="http://127.0.0.1:1", timeout_s=0.5)
+    atoll.connect(ticket, home=home).close()
 
 
 def test_names_are_whole_and_no_jobs_nor_the_hubs(hub: HubServer, home: Path, ticket: str) -> None:

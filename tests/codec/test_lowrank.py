@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -136,3 +137,9 @@ def test_packet_that_contradicts_itself_is_refused(damage: str) -> None:
         del data[-4:]
     with pytest.raises(WireError, match="wrong length"):
         make_codec("lowrank:2").decode(Packet(bytes(data), packet.codec, packet.sizes))
+
+
+def test_a_packet_with_a_matrix_without_columns_is_empty() -> None:
+    head = np.array([1, 5, 0], dtype="<u4").tobytes()
+    packet = Packet(head + bytes(4 * 2 * 5), "lowrank:2", (0,))
+    assert make_codec("lowrank:2").decode(packet).numel() == 0

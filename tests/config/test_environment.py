@@ -14,6 +14,12 @@ def test_cache_follows_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert config.cache() == tmp_path / "atoll"
 
 
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("ATOLL_HOME", "")
+    assert config.home() == tmp_path / "atoll"
+
+
 def test_user_without_a_home_gets_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -90,6 +90,8 @@ def test_an_example_is_the_same_job_when_written_out(path: Path) -> None:
         ("train", "pace", '"equal"', '"even"', "expected: one of equal, measured"),
         ("train", "optimizer", '"torch:Lion"', '"muom"', "did you mean 'muon'?"),
         ("train", "options", "{eps = 1}", "1", "expected: a table"),
+        ("train", "betas", "[0.9, 0.95]", "[0.9, nan]", "must be finite; given: [0.9, nan]"),
+        ("strategy", "inner", '"local"', '"hybird"', "did you mean 'hybrid'?"),
         ("checkpoint", "keep", "1", "0", "is too small"),
         ("job", "device", '"cuda:1"', '"gpu"', "expected: auto, cpu, or an accelerator: cuda,"),
         ("job", "device", '"xpu"', '"cuda:"', "expected: auto, cpu, or an accelerator"),

@@ -92,6 +92,13 @@ def test_words_reach_the_program_as_they_were_written(word: str) -> None:
     assert shlex.split(line.replace("%%", "%").replace("$$", "$"))[-1] == word
 
 
+def test_a_variable_keeps_its_dollar_sign() -> None:
+    """In `Environment=` systemd gives it no meaning, so that two of them would be two."""
+    text = service(home=PurePosixPath("/srv/$a")).text()
+    assert "Environment=ATOLL_HOME=/srv/$a " in text
+    assert "--data=/srv/$$a/hub" in text
+
+
 @pytest.mark.parametrize("role", ["hub", "node"])
 @pytest.mark.parametrize("user", ["", "atoll"])
 def test_property_lists_are_read_back_and_start_what_atoll_takes(role: str, user: str) -> None:

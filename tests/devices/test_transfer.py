@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,18 @@ class Pair(NamedTuple):
 
 def test_nothing_is_copied_to_where_it_is() -> None:
     one = torch.ones(3)
-    values = {"a": [one, 3], "b": (one, "text"), "c": Pair(one, "x"), "d": OrderedDict(e=one)}
+    lists: defaultdict[str, Any] = defaultdict(list, g=one)
+    values = {
+        "a": [one, 3], "b": (one, "text"), "c": Pair(one, "x"), "d": OrderedDict(e=one), "f": lists,
+    }  # fmt: skip
     found = placed(values, CPU)
     assert found == values
     assert found["a"][0] is one
     assert found["b"][0] is one
     assert isinstance(found["c"], Pair)
     assert isinstance(found["d"], OrderedDict)
+    assert found["f"]["g"] is one
+    assert found["f"]["h"] == []
 
 
 def test_a_batch_ahead_is_the_batch() -> None:

@@ -22,5 +22,11 @@ def test_old_or_damaged_measurements_are_not_used(tmp_path: Path) -> None:
     assert kept_links(tmp_path, "https://one", {"a", "b"}, now=0.0) == []
     keep_links(tmp_path, "https://one", LINKS, now=1000.0)
     assert kept_links(tmp_path, "https://one", {"a", "b"}, now=1001.0 + KEPT_S) == []
-    (tmp_path / FILE).write_text("[")
-    assert kept_links(tmp_path, "https://one", {"a", "b"}, now=1000.0) == []
+    links = '{"between": ["a", "b"], "colour": 1}'
+    for text in (
+        "[",
+        '{"https://one": []}',
+        f'{{"https://one": {{"time": 1, "links": [{links}]}}}}',
+    ):
+        (tmp_path / FILE).write_text(text)
+        assert kept_links(tmp_path, "https://one", {"a", "b"}, now=1000.0) == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.errors import LeftBehind
+from atoll.clock import RealClock
+from atoll.errors import DeadlineExceeded, LeftBehind
 from atoll.group.announced import AnnouncedJoin
 from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
@@ -97,3 +99,17 @@ def test_the_hubs_error_is_that_of_the_join() -> None:
     join.ask(1, ask)
     with pytest.raises(LeftBehind, match="went on"):
         join.take(REPORT)
+
+
+def test_the_wait_for_an_announced_plan_ends_at_its_deadline() -> None:
+    gate = threading.Event()
+
+    def ask() -> RoundPlan:
+        gate.wait(PATIENCE_S)
+        return RoundPlan("job", 1, 7, ["w0"], "alone")
+
+    join = AnnouncedJoin()
+    join.ask(1, ask)
+    with pytest.raises(DeadlineExceeded):
+        join.take(REPORT, deadline=RealClock().monotonic())
+    gate.set()

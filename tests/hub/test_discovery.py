@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+import pytest
+
 from atoll import __version__
 from atoll.hub.app import HubOptions
 from atoll.hub.discovery import MdnsRegistration, addresses_of
@@ -23,6 +25,13 @@ def test_nothing_that_is_told_lets_anybody_in() -> None:
         "/atoll",
         __version__,
     )
+
+
+def test_long_host_name_fits_into_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert HERE.label.endswith("-7700")
+    monkeypatch.setattr("platform.node", lambda: "h" * 64)
+    assert len(HERE.label) <= 63
+    assert HERE.label.endswith("h-7700")
 
 
 def test_wildcard_hub_announces_dialable_addresses() -> None:

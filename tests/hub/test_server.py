@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -125,6 +126,15 @@ def test_limited_ticket_is_another_one_and_runs_out(tmp_path: Path) -> None:
         for status in (201, 401):
             answer = httpx.post(hub.url + "/api/join", json={"secret": secret, "name": "n"})
             assert answer.status_code == status
+
+
+def test_wrong_option_leaves_the_data_folder_free(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", reducers=False)
+    wrong = dataclasses.replace(options, trust_proxy=("nonsense",))
+    with pytest.raises(ConfigError), contextlib.ExitStack() as stack:
+        stack.enter_context(HubServer(wrong))
+    with HubServer(options) as hub:
+        assert hub.url
 
 
 def test_advertised_host_is_in_the_ticket(tmp_path: Path) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import atoll.integrations.horovod as hvd
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupError
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.run import Run
+from atoll.run.place import Membership
 from tests.e2e.conftest import ROOT, Atoll
 from tests.patience import PATIENCE_S
 
@@ -59,6 +66,43 @@ def test_a_process_alone_has_the_whole_interface() -> None:
     assert hvd.broadcast_(values, 0) is values
     assert hvd.broadcast_object({"epoch": 3, "x": [1.5]}) == {"epoch": 3, "x": [1.5]}
     hvd.barrier()
+
+
+def of_each(body: Callable[[], Any], tmp_path: Path) -> list[Any]:
+    """Run a Horovod script on two members whose numbers are 1 and 2: the one of 0 is lost."""
+    mine = threading.local()
+
+    def member(group: Group) -> Any:
+        slot = int(group.me[1:]) + 1
+        with Run(group, Membership(tmp_path, slot=slot, num_slots=3)) as run:
+            mine.run = run
+            return body()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hvd, "the_run", lambda: mine.run)
+        return MemoryGroups(2).run(member)
+
+
+def test_the_first_that_is_left_stands_for_rank_0(tmp_path: Path) -> None:
+    found = of_each(lambda: hvd.broadcast_object({"rank": hvd.rank()}), tmp_path)
+    assert found == [{"rank": 1}] * 2
+
+
+def test_an_object_of_a_lost_rank_is_an_error(tmp_path: Path) -> None:
+    found = of_each(lambda: hvd.broadcast_object(None), tmp_path)
+    assert all(isinstance(one, GroupError) for one in found)
+
+
+def test_a_failure_at_the_end_is_the_exit_status(tmp_path: Path) -> None:
+    script = "import atoll.integrations.horovod as hvd\nhvd.init()\nhvd.the_run().finish = 1 / 0"
+    late = script.replace("1 / 0", "lambda: 1 / 0")
+    for text, status in ((script, 1), (late, 1), (script.partition("hvd.the")[0], 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        assert ("ZeroDivisionError" in done.stderr) == bool(status)
 
 
 @pytest.mark.usefixtures("alone")

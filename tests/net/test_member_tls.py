@@ -22,6 +22,7 @@ from atoll.net.member_tls import (
     client_context,
     server_context,
 )
+from atoll.system import allow_many_files
 from tests.patience import PATIENCE_S
 
 SECRET = b"of this job"
@@ -209,3 +210,20 @@ def test_a_server_is_known_by_the_fingerprint_of_its_key() -> None:
             with pytest.raises(AuthError, match="another process answers"):
                 check_server(line, other.fingerprint)
         thread.join(PATIENCE_S)
+
+
+def test_a_line_with_a_high_file_number_is_waited_for() -> None:
+    fcntl = pytest.importorskip("fcntl")  # select(2) takes numbers below 1024 only
+    allow_many_files(4096)
+    with ends() as (near, far):
+        try:
+            high = socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD, 2000))
+        except OSError:
+            pytest.skip("this system does not allow so many files")
+        with high:
+            one, two = met(high, far)
+            assert isinstance(one, SecureLine)
+            assert isinstance(two, SecureLine)
+            assert not one.wait(0.0)
+            two.send(b"hello")
+            assert one.wait(PATIENCE_S)

@@ -7,6 +7,7 @@ import pytest
 
 from atoll.errors import StorageFull
 from atoll.net.outbox import Outbox, drop_oldest, keep_every_second
+from atoll.wire.limits import MAX_CONTROL_BYTES
 from atoll.wire.messages import Acked, Failure, LogLines, Message, Metrics, Point
 from tests.net.scripted import WAIT_S, Peer, ScriptedHub, at_once, run
 from tests.net.small_hub import SmallHub, answer, linked
@@ -188,3 +189,20 @@ def test_threads_lose_nothing_over_a_hub_restart() -> None:
         for thread_number in range(4):
             steps = [p.step for _, p in sorted(stored.items()) if p.round == thread_number]
             assert steps == list(range(250))
+
+
+def test_a_batch_too_large_for_a_frame_goes_in_smaller_ones() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        outbox = Outbox(link, lines, batch=6)
+        large = "x" * (MAX_CONTROL_BYTES // 4)
+        for index in range(6):
+            outbox.add(f"{index}{large}")
+        outbox.start()
+        got = [await shipped(peer) for _ in range(2)]
+        assert [(batch.seq, len(batch.lines)) for batch in got] == [(1, 3), (4, 3)]
+        assert [line[0] for batch in got for line in batch.lines] == list("012345")
+        assert await outbox.close(timeout_s=WAIT_S)
+        await link.close()
+
+    run(scenario())

@@ -240,3 +240,24 @@ def test_held_link_does_not_think_the_hub_silent() -> None:
         await link.close()
 
     run(scenario())
+
+
+def test_a_relay_given_up_while_it_is_sent_owes_nothing() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked(window_bytes=1000 * FRAME_BYTES)
+        sending = send(link, 500)  # more than the connection buffers: it waits for its reader
+        booked = -1
+        while booked != link.owed_bytes("job/r"):
+            booked = link.owed_bytes("job/r")
+            await asyncio.sleep(0)
+        sending.cancel()
+        count = await taken(peer)
+        await peer.tell(Credit("job/r", count * FRAME_BYTES))
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
+        await asking
+        assert link.owed_bytes("job/r") == 0
+        await link.close()
+
+    run(scenario())

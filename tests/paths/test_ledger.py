@@ -47,6 +47,14 @@ def test_reports_of_paths_are_counted_once() -> None:
     assert (known.held_out, known.best_step, again.best[0]) == (3.5, 0, 3.0)
 
 
+def test_reports_of_paths_of_others_are_ignored() -> None:
+    book = ledger("w0", "w1")
+    for member in ("w0", "w1", "w0"):
+        ask(book, member)
+    report(book, "w0", *(PathReport(path, 10, exported=True) for path in (0, 1, 99)))
+    assert (set(book.progress), book.exported) == ({0}, {0})
+
+
 def commit_all(book: PathLedger) -> None:
     for module, there in book.meets.items():
         if there:

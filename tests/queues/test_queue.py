@@ -51,6 +51,24 @@ def test_tensors_larger_than_a_message_go_there_and_back(registry: QueueRegistry
     queue.ack([large, small])
 
 
+def test_equal_large_values_are_kept_until_each_is_acked(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
+    sent = {"x": torch.randn(600, 600)}
+    queue.put_many([sent, sent])
+    first, second = queue.claim(2)
+    first.ack()
+    assert torch.equal(second.value["x"], sent["x"])
+    second.ack()
+
+
+def test_options_given_again_change_the_same_queue(registry: QueueRegistry) -> None:
+    queue, topic = registry.queue("q", max_items=100), registry.topic("t", max_items=100)
+    assert registry.queue("q", max_items=2) is queue
+    assert registry.topic("t", max_items=2) is topic
+    puts = [queue.put_later(n) for n in range(3)]
+    assert [isinstance(put.exception(BOUND_S), QueueFull) for put in puts] == [False, False, True]
+
+
 def test_item_is_acked_after_its_block_or_released_on_error(
     registry: QueueRegistry,
 ) -> None:

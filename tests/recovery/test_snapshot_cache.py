@@ -214,6 +214,19 @@ def test_a_round_that_ends_between_the_two_looks_is_not_given(cache: SnapshotCac
     assert (answer.status, answer.round) == (GONE, 4)
 
 
+def test_outcome_of_an_earlier_offer_is_not_given(cache: SnapshotCache) -> None:
+    @contextmanager
+    def still(*, timeout_s: float) -> Iterator[None]:
+        yield
+        cache.offer(Model("w0", numel=1), still=StateLock().still)  # the run was reset meanwhile
+
+    earlier = Model("w0", numel=1)
+    earlier.move_to(9)
+    cache.offer(earlier, still=still)
+    answer = offered(cache)
+    assert (answer.status, answer.round) == (OK, 3)
+
+
 def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(cache: SnapshotCache) -> None:
     class Strange(Model):
         def parts(self) -> tuple[Part, Part]:

@@ -174,6 +174,11 @@ def test_fragments_whose_rounds_would_overlap_are_refused(
         resolved.build()
 
 
+@pytest.mark.parametrize("outer", ["streaming", "decoupled"])
+def test_no_fragment_is_refused(outer: str) -> None:
+    assert "one fragment or more" in refusal(outer, fragments=0).what
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 5, 7, 11])
 def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
     error = refusal("gossip", nodes=nodes, graph="torus")

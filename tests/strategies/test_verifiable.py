@@ -38,6 +38,7 @@ def test_fitting_job_is_accepted() -> None:
     [
         ({"strategy_codec": '"feedback(int8)"'}, r"codec = 'feedback\(int8\)'"),
         ({"strategy_codec": '"topk:0.1"'}, "codec = 'topk"),
+        ({"strategy_codec": '"feedback(randomk:1e-2)"'}, "codec = 'feedback"),
         ({"strategy_shared_steps": "20"}, "shared_steps = 20"),
         ({"strategy_drop": "0.1"}, "drop = 0.1"),
         ({"strategy_preset": '"ddp"', "strategy_codec": '"fp32"'}, "outer = 'every_step'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from atoll.swarm.leases import FIRST_LEASE_S, SILENT_S, Leases
 from atoll.wire.swarm import Holder, SwarmLease
 
@@ -58,3 +60,20 @@ def test_what_a_fast_driver_holds_too_long_goes_to_a_slow_one() -> None:
     assert leases.free(SLOW, {(0, 0): [0, 1]}, ROW_S, late) == [((0, 0), [0, 1])]
     leases.start(SwarmLease(0, 0, 9, [0, 1]), SLOW, late)
     assert leases.free(FAST, {(0, 0): [0, 1]}, ROW_S, 2 * late) == []
+
+
+class Counted(dict[tuple[int, int], list[int]]):
+    """Counts how often its keys are gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_a_driver_that_asks_costs_one_pass() -> None:
+    lacking = Counted({(step, index): [0] for step in (3, 4) for index in range(50)})
+    found = leases_of(0, 0).free(FAST, lacking, {FAST: 0.1}, 0.0)
+    assert [place for place, _ in found] == list(lacking.keys())
+    assert lacking.passes <= 1

@@ -242,6 +242,20 @@ def test_wrong_calls_are_refused(tmp_path: Path, call: Callable[[Run], Tensor], 
     assert what in str(found)
 
 
+def test_members_with_other_shapes_get_an_error(tmp_path: Path) -> None:
+    def body(run: Run) -> Tensor:
+        return run.all_reduce(torch.ones(2 + run.slot), "max")
+
+    for found in each(MemoryGroups(2), body, tmp_path):
+        assert isinstance(found, GroupError)
+        assert "shapes differ" in str(found)
+
+
+@pytest.mark.parametrize("op", ["mean", "max"])
+def test_no_tensors_are_exchanged_as_well(tmp_path: Path, op: str) -> None:
+    assert all_of(MemoryGroups(2), lambda run: run.all_reduce([], op), tmp_path) == [[], []]
+
+
 def test_methods_without_common_rounds_refuse(tmp_path: Path) -> None:
     def body(run: Run) -> Tensor:
         model = nn.Linear(2, 2)

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from atoll.clock import Clock, VirtualClock
+from atoll.config import LogTable
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
@@ -64,3 +65,18 @@ def test_a_model_without_parameters_can_be_tracked(tmp_path: Path) -> None:
         run.track(nn.ModuleDict())
         run.stepped()
         assert run.step == 1
+
+
+def test_a_failure_at_the_end_closes_the_loggers(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    run = Run(SingleGroup(), Membership(tmp_path, log=LogTable(to=["csv"])))
+    run.__enter__()
+    run.track(nn.Linear(2, 1))
+    run.stepped()
+    run.finish = fail  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        run.__exit__(None, None, None)
+    (file,) = tmp_path.rglob("metrics.csv")
+    assert "parameters" in file.read_text(encoding="utf-8"), "the file is closed"

@@ -182,6 +182,7 @@ def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_p
     stops = iter([False] * 7 + [True])
     cut = train_member(spec, SingleGroup(), tmp_path, store=store, should_stop=lambda: next(stops))
     assert (cut["stopped"], cut["steps"]) == (True, 7)
+    assert store.manifest(store.latest()).step == 7  # and not 6, where the last round was saved
     rest = train_member(
         spec,
         SingleGroup(committed_round=store.latest()),

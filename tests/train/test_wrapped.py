@@ -147,8 +147,17 @@ def test_agreed_parameters_are_readable_between_rounds(tmp_path: Path) -> None:
 
 
 def test_before_anything_is_wrapped_there_is_nothing_agreed(tmp_path: Path) -> None:
-    with make_run(tmp_path).evaluating():
-        pass
+    model, run = small_model(), make_run(tmp_path)
+    before = vector(model)
+    with run.evaluating():
+        assert torch.equal(vector(model), before)
+    optimizer = run.wrap(model, sgd(model), outer=DILOCO)
+    squared_error(model, next(batches(0)))[0].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    ahead = vector(model)
+    with run.evaluating():
+        assert torch.equal(vector(model), before)
+    assert torch.equal(vector(model), ahead)
 
 
 def test_the_policy_of_the_group_is_set_before_the_first_round(tmp_path: Path) -> None:

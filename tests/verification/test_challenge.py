@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.verification.challenge import Challenge, Facts, Result, Stage
+from atoll.verification.trace import FRESH
 from atoll.wire.messages import VerificationAnswer
-from tests.verification.member_rounds import BASE, Party
+from tests.verification.member_rounds import BASE, Party, digest
 
 PATIENCE_S = 10.0
 
@@ -119,6 +120,48 @@ def test_friend_among_the_judges_saves_no_cheat(steps: int, data: st.DataObject)
     found = settle(challenge(cheat, steps), [cheat, parties[0], *judges])
     assert (found.result, found.guilty) == (Result.FAILED, "w0")
     assert found.contradicted == ["w1"] * (judges.index(friend) < 2)
+
+
+class MadeUp(Party):
+    """Names a wrong digest after so many steps, and the right ones after all others."""
+
+    at = 6
+
+    def state(self, steps: int, *, opening: str = FRESH) -> str:
+        right = super().state(steps, opening=opening)
+        return digest(right, "made up") if steps == self.at else right
+
+
+def test_made_up_mark_hides_no_wrong_contribution() -> None:
+    """The states agree again after the mark; the contribution is another one."""
+    member, others = MadeUp("w0", wrong_from=9), honest("w1", "w2", "w3")
+    found = settle(challenge(member, 8), [member, *others])
+    assert (found.result, found.guilty, found.step) == (Result.FAILED, "w0", 6)
+
+
+def test_silent_accuser_is_judged_at_the_step_it_named() -> None:
+    """It names a wrong contribution, and a wrong digest after which the states agree again."""
+    member, checker, *judges = Party("w0"), MadeUp("w1", wrong_from=9), *honest("w2", "w3")
+    checker.at = 7
+    found = challenge(member, 8)
+    found.deposited("w0", 0, 0.0)
+    found.assign(["w1"], 0.0)
+    for party in (checker, checker, member):
+        task = found.task(party.name)
+        assert task is not None
+        found.answer(party.name, party.answer(task), 0.0)
+    assert found.stage == Stage.STATE
+    checker.answers = False
+    settle(found, [member, checker, *judges])
+    assert (found.result, found.guilty, found.step) == (Result.ACCUSED_FALSELY, "w1", 7)
+
+
+def test_no_state_is_wanted_while_a_checker_computes() -> None:
+    found = challenge(Party("w0"), 8)
+    assert found.wants("w0", 0)
+    found.deposited("w0", 0, 0.0)
+    found.assign(["w1"], 0.0)
+    assert not any(found.wants("w1", position) for position in (-1, 0, 8))
 
 
 def test_silent_member_is_struck_and_silent_checker_replaced() -> None:

@@ -121,6 +121,15 @@ def test_optimizer_may_begin_anew_or_go_on_and_nothing_else() -> None:
     assert cluster.notices == []
 
 
+def test_first_checked_round_of_a_new_job_begins_fresh() -> None:
+    cluster = Cluster()
+    cluster.round = 1  # nothing was committed to in round 0
+    cluster.openings["w3"] = "made up"
+    looks = {name: Look(norm=1.0, alike=0.1, along=0.9) for name in NAMES}
+    notices = cluster.ledger.committed(1, cluster.commitments(), 0.0, looks=looks)
+    assert [(one.kind, one.member) for one in notices] == [("strike", "w3")]
+
+
 def test_members_that_compute_otherwise_are_not_compared() -> None:
     cluster = Cluster(first_rounds=1)
     for _ in range(2):

@@ -70,8 +70,7 @@ class BackgroundSaver:
         target: Where checkpoints go.
         scratch: Folder of this process, for images if memory is short.
         publish: Announces a part at the hub and returns whether the checkpoint is complete; called
-            in a
-            thread of the saver, repeated while the hub does not answer.
+            in a thread of the saver, repeated while the hub does not answer.
         on_event: Called with events for people, from a thread of the saver; MUST NOT block.
         command: The writer's program; for tests.
         moment: Called at every point of a save; for tests.

@@ -30,7 +30,7 @@ from atoll.checkpoint.background.messages import Copied, CopyFailed, Report, Wri
 from atoll.checkpoint.files import Moment, unobserved, write_file
 from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.remote import Remote
-from atoll.errors import AtollError, CheckpointMissing
+from atoll.errors import AtollError, CheckpointError, CheckpointMissing
 from atoll.net.retry import backoff
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, ManifestPart
 
@@ -44,7 +44,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class CopyTask(msgspec.Struct, frozen=True):
-    """What a process that copies receives."""
+    """The first line of input of a process that copies."""
 
     folder: str
     url: str
@@ -226,7 +226,8 @@ def copy_all(
             nbytes = copies.copy(round_)
         except CheckpointMissing:
             continue  # pruned meanwhile: `pending` does not name it again
-        except AtollError as error:
+        except (AtollError, OSError) as raised:
+            error = _explained(raised)
             pause_s = next(pauses)
             logger.warning("checkpoint of round %s was not copied: %s", round_, hide(str(error)))
             said = {key: hide(text) for key, text in error.to_dict().items()}
@@ -238,6 +239,13 @@ def copy_all(
             pauses = backoff(first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
             report(Copied(round_, nbytes, time.monotonic() - began))
     return True
+
+
+def _explained(error: AtollError | OSError) -> AtollError:
+    """Return the error that is reported for a failed copy."""
+    if isinstance(error, AtollError):
+        return error
+    return CheckpointError("files of the job cannot be read or written", given=str(error))
 
 
 def _sha(data: bytes) -> str:
@@ -261,7 +269,7 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
         return text
 
     copies = CheckpointCopies(Path(task.folder), task.url, job=task.job, options=task.options)
-    # The next process gets the secrets anew: one that is wrong may be set right meanwhile.
+    # With secrets it does not retry: the next process gets them anew, perhaps corrected.
     if not copy_all(copies, report=report, hide=hide, patient=not task.secrets):
         os._exit(1)
     report(WriterIdle())

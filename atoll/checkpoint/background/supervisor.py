@@ -92,7 +92,7 @@ class Supervisor:
         self._life = 0
         self._restarts = 0
         self.lost = False
-        """Whether the newest order came to nothing."""
+        """Whether the newest order failed."""
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -253,8 +253,11 @@ class Supervisor:
             self._writer.end()
             self._writer = None
         self._restarts += 1
-        newest = max(self._tasks, default=0)
-        for number in [n for n in self._tasks if n != newest]:
+        with self._changed:  # the training thread may add an order
+            rounds = {number: task.order.round for number, task in self._tasks.items()}
+        # An order that was sent again has a higher number than a newer one.
+        newest = max(rounds, key=lambda number: (rounds[number], number), default=0)
+        for number in rounds.keys() - {newest}:
             self._finish(number)
         if self._restarts > MAX_RESTARTS and newest:
             error = CheckpointError(

@@ -99,7 +99,7 @@ class PieceWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return that any name will do: none is used."""
+        """Return True: the name is not used."""
         return True
 
 
@@ -158,5 +158,5 @@ class PieceReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return that any name will do: none is used."""
+        """Return True: the name is not used."""
         return True

@@ -29,8 +29,7 @@ class MemoryImage:
         Args:
             part: Its tensors MUST NOT change meanwhile; any device, contiguous or not.
             buffer: Writable memory of at least `image_nbytes(part)` bytes, aligned to 8 bytes as
-                mapped
-            files are. None: new memory.
+                mapped files are; None: new memory.
 
         Raises:
             CheckpointError: a tensor's type cannot be saved, or the buffer is too small.

@@ -51,7 +51,7 @@ def nest(tree: str, tensors: Mapping[str, Tensor]) -> Any:
     """
     try:
         return _nest(json.loads(tree), tensors)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise CheckpointCorrupt(
             "the state in a checkpoint is malformed", given=f"{type(error).__name__}: {error}"
         ) from error

@@ -31,8 +31,9 @@ from atoll.ids import slot_of
 from atoll.task import Task
 
 SHARED_STATE = "shared."
-OPTIMIZER = "optimizer"
 """Prefix of an outer strategy's state keys that are equal on every member."""
+
+OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ def restore_shared(task: Task, shared: Part) -> Restored:
 
 
 def _of_all(common: Mapping[str, Any]) -> Restored:
-    """Return what the shared part has for others."""
+    """Return what a caller restores itself, as far as the shared part has it."""
     return Restored(
         outer=dict(common["outer"]),
         borrowed=True,
@@ -308,7 +309,7 @@ def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str
 
 
 def _own(task: Task, names: frozenset[str]) -> dict[str, Any]:
-    """Return the task's own values of some names, so that loading may leave out nothing else."""
+    """Return the task's own values under some names, so that a strict load can fill them in."""
     state = task.model.state_dict() if names else {}
     return {name: state[name] for name in names}
 
@@ -329,8 +330,8 @@ def _load(target: Any, state: Any, *, kind: str) -> None:
 def _copied(state: Any) -> Any:
     """Return a state with tensors of its own.
 
-    An optimizer keeps the tensors that it loads. Those of a part lie where they lie in its file,
-    and a dot product of misaligned vectors (LBFGS) rounds in another order.
+    An optimizer keeps the tensors that it loads. Those of a part have the alignment that they have
+    in its file, and a dot product of misaligned vectors (LBFGS) rounds in another order.
     """
     if isinstance(state, Tensor):
         return state.clone()

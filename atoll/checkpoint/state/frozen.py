@@ -2,7 +2,8 @@
 
 Every member has the pretrained model already, and it is a hundred times larger than what is
 trained. A checkpoint has its digest, and is refused where the base is another one. Frozen
-parameters of other models are saved: a script may change them itself, as a teacher that follows.
+parameters of other models are saved: a script may change them itself, e.g. a teacher that follows
+its student.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def base_digest(task: Task) -> str:
 def check_base(task: Task, saved: str | None) -> None:
     """Refuse a checkpoint of adapters to another base; raises CheckpointError.
 
-    `saved` is None in a checkpoint made of weights alone, which does not say.
+    `saved` is None in a checkpoint made of weights alone: it names no base.
     """
     found = base_digest(task)
     if saved is not None and found != saved:

@@ -31,19 +31,26 @@ class RankGroup:
         """Do work on every rank; return the results of all.
 
         Raises:
-            AtollError: it failed on some rank.
+            AtollError: it failed on some rank; on that one any other error is raised as it is.
         """
-        value, error = None, None
+        value, error, defect = None, None, None
         try:
             value = work()
         except AtollError as raised:
             error = raised.to_dict()
         except OSError as raised:
             error = storage_error(raised, Path(str(raised.filename or ""))).to_dict()
+        except Exception as raised:  # the other ranks wait for this one
+            defect = raised
+            error = CheckpointError(
+                "a rank failed", given=f"rank {self.rank}: {type(raised).__name__}: {raised}"
+            ).to_dict()
         found: list[Any] = [(value, error)]
         if self.many:
             found = [None] * self.count
             dist.all_gather_object(found, (value, error), group=self.group)
+        if defect is not None:
+            raise defect
         for _, trouble in found:
             if trouble is not None:
                 raise from_dict(trouble)

@@ -135,7 +135,7 @@ class Trained:
             cuts: Size and type of every tensor in the checkpoint.
 
         Raises:
-            CheckpointError: some state has a form that cannot be dealt out.
+            CheckpointError: some state has a form that cannot be split among ranks.
         """
         found: dict[str, Tensor] = {}
         if self.optimizer is None:
@@ -195,13 +195,13 @@ class Trained:
 
 
 def is_spread(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor: there is none where nothing has loaded what defines them."""
+    """Return whether it is a DTensor, without importing the module that defines them."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
-    """Return the state of a piece as a DTensor that lies as its parameter does."""
+    """Return the state of a piece as a DTensor with the mesh and placements of its parameter."""
     if not is_spread(of) or is_spread(known) or value.shape != known.shape:
         return value
     from torch.distributed.tensor import DTensor
@@ -214,7 +214,7 @@ def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """Return the name of an optimizer's class; of one that stands for others, that of these."""
+    """Return the name of an optimizer's class, or what a stand-in for others has as `kind`."""
     return str(getattr(optimizer, "kind", type(optimizer).__name__))
 
 

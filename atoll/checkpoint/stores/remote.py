@@ -22,7 +22,7 @@ REMEDY = "check the URL, the permissions and the connection"
 class Remote:
     """Files below `<url>/<job>`, or below the URL itself when `job` is empty.
 
-    Every method raises CheckpointError with the store's own words when the store refuses.
+    Every method raises CheckpointError with the driver's message when the store fails.
 
     Raises:
         ConfigError: the URL's scheme is unknown, or its driver is not installed.
@@ -125,14 +125,18 @@ class Remote:
         """Download one part of a checkpoint into a folder, verified.
 
         Raises:
-            CheckpointMissing: there is no such checkpoint.
+            CheckpointMissing: there is no such checkpoint, or it has no such part.
             CheckpointCorrupt: the part is missing there, or damaged.
         """
+        parts = {part.name: part for part in self.manifest(round_).parts}
+        if name not in parts:
+            raise CheckpointMissing(
+                f"the checkpoint of round {round_} has no part {name}",
+                given=", ".join(parts) or "no parts",
+            )
         target = into / name
         self._fetch(f"{checkpoint_folder(round_)}/{name}", target)
-        for part in self.manifest(round_).parts:
-            if part.name == name:
-                check_part(target, part, round_=round_)
+        check_part(target, parts[name], round_=round_)
         return target
 
     def read(self, name: str) -> bytes | None:

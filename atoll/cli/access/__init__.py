@@ -1,5 +1,5 @@
 """Commands about who may do what: tickets, logins, the audit log, secrets.
 
-May import anything, inside the verb.
+May import anything, inside the functions of commands.
 Start with `ticket.py`.
 """

@@ -74,8 +74,8 @@ def _tell(console: Console, done: dict[str, Any], *, url: str, overlap_s: float)
 
     what = done["what"]
     if what == "operator":
-        console.print(f"dashboard   {url}/?token={done['token']}", soft_wrap=True)
-        console.print(_until("the token so far", overlap_s))
+        console.print(f"dashboard   {url}/?token={done['token']}", soft_wrap=True, markup=False)
+        console.print(_until("the old token", overlap_s))
     elif what == "certificate":
         console.print(f"the hub shows a new certificate, valid until {screen.moment(done['ends'])}")
     elif overlap_s:

@@ -30,7 +30,8 @@ def login(
         raise ConfigError("a ticket is missing", remedy=hub_access.HOW_TO_LOG_IN)
     hub = hub_access.log_in(parsed_ticket, name=name, proxy=via_proxy)
     role = "operator" if hub.operator else "viewer"
-    screen.output().print(f"logged in at {hub.url} as {role}; log out with `atoll logout`")
+    text = f"logged in at {hub.url} as {role}; log out with `atoll logout`"
+    screen.output().print(text, markup=False)
 
 
 def logout(
@@ -49,4 +50,4 @@ def logout(
     except AtollError as error:  # the login on this machine is removed anyway
         console.print(f"the hub could not be notified ({error.what})", markup=False)
     hub_access.forget(known)
-    console.print(f"{known.url} removed from this machine")
+    console.print(f"{known.url} removed from this machine", markup=False)

@@ -86,6 +86,7 @@ def code(hub: HubOption = "") -> None:
 @app.command(name="list")
 def list_(hub: HubOption = "") -> None:
     """Show every ticket: id, role, uses left, expiry, creator and users; never the secret."""
+    from rich.markup import escape
     from rich.table import Table
 
     from atoll.cli.views import screen
@@ -102,8 +103,8 @@ def list_(hub: HubOption = "") -> None:
         used = found["used_by"]
         shown = ", ".join(used[:5]) + (f" and {len(used) - 5} more" if len(used) > 5 else "")
         table.add_row(
-            found["id"], found["role"], found["state"], uses, ends, found["name"],
-            found["made_by"], shown,
+            found["id"], found["role"], found["state"], uses, ends, escape(found["name"]),
+            escape(found["made_by"]), escape(shown),
             " ".join(
                 [f"{name}={limit}" for name, limit in found["quotas"].items()]
                 + [f"{name}/..." for name in found["queues"]]

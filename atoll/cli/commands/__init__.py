@@ -1,5 +1,5 @@
 """The commands of `atoll`, one file each; heavy imports are inside the functions.
 
-May import anything, inside the verb.
+May import anything, inside the functions of commands.
 Start with `run.py`.
 """

@@ -1,4 +1,4 @@
-"""`atoll challenges`: whose rounds were computed again by others, and with what result."""
+"""`atoll challenges`: rounds of members that others computed again, with the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def challenges(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show whose rounds were computed again by other members, and who has strikes."""
+    """Show which members' rounds others computed again, and which members have strikes."""
     import json
 
     from atoll.cli import hub_access

@@ -143,7 +143,8 @@ def export(
             shared = place.part(manifest.round, SHARED_PART, Path(scratch))
             export_weights(shared, target, texts=texts)
     size = screen.size(target.stat().st_size)
-    screen.output().print(f"round {manifest.round} -> {target} ({size})", soft_wrap=True)
+    text = f"round {manifest.round} -> {target} ({size})"
+    screen.output().print(text, soft_wrap=True, markup=False)
 
 
 @app.command("import")
@@ -175,7 +176,7 @@ def import_(
     else:
         folder, number = _import_checkpoint(source, into=into, round_=round_, runs=runs, hub=hub)
     where = f"{screen.shown(folder)}, round {number}"
-    screen.output().print(f"{source} -> {where}", soft_wrap=True)
+    screen.output().print(f"{source} -> {where}", soft_wrap=True, markup=False)
 
 
 def _import_file(source: Path, *, into: str, runs: Path) -> tuple[Path, int]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.hub.server import HubServer
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -128,27 +133,33 @@ def hub(
         )
         if ticket_file is not None:
             write_secret(ticket_file, server.ticket + "\n")
-        console.print("[bold green]the hub is ready[/]")
-        if server.is_exposed:
-            console.print(
-                "  [bold red]without TLS[/]: anyone on the network in between can read tokens, "
-                "code and data; use --tls off only behind a proxy with TLS",
-                soft_wrap=True,
-            )
-        console.print(f"  dashboard   {server.url}/?token={server.operator_token}", soft_wrap=True)
-        if server.ca and not server.ticket.endswith("~tls"):
-            console.print("  a browser warns about this hub's certificate; its authority is in")
-            console.print(f"              {server.ca}", soft_wrap=True, markup=False)
-        console.print("  on every other machine, type:", style="dim")
-        console.print(f"    [bold]atoll join {server.ticket}[/]", soft_wrap=True)
-        console.print("  then, here:", style="dim")
-        console.print("    [bold]atoll run demo[/]")
-        console.print(
-            "  Ctrl+C stops the hub; its jobs continue when it is started again", style="dim"
-        )
+        show_ready(console, server)
 
     run(server, on_ready=ready)
     console.print("the hub has stopped")
+
+
+def show_ready(console: Console, server: HubServer) -> None:
+    """Print the dashboard's address, and what to type on other machines and here."""
+    from rich.markup import escape  # an IPv6 host in brackets would be taken for a style
+
+    console.print("[bold green]the hub is ready[/]")
+    if server.is_exposed:
+        console.print(
+            "  [bold red]without TLS[/]: anyone on the network in between can read tokens, "
+            "code and data; use --tls off only behind a proxy with TLS",
+            soft_wrap=True,
+        )
+    dashboard = escape(f"{server.url}/?token={server.operator_token}")
+    console.print(f"  dashboard   {dashboard}", soft_wrap=True)
+    if server.ca and not server.ticket.endswith("~tls"):
+        console.print("  a browser warns about this hub's certificate; its authority is in")
+        console.print(f"              {server.ca}", soft_wrap=True, markup=False)
+    console.print("  on every other machine, type:", style="dim")
+    console.print(f"    [bold]atoll join {escape(server.ticket)}[/]", soft_wrap=True)
+    console.print("  then, here:", style="dim")
+    console.print("    [bold]atoll run demo[/]")
+    console.print("  Ctrl+C stops the hub; its jobs continue when it is started again", style="dim")
 
 
 def _days(text: str) -> float | None:
@@ -194,7 +205,8 @@ def backup(
     for line in result.left_out:
         console.print(f"[yellow]left out[/] {escape(line)}", soft_wrap=True)
     count = len(result.listing.files)
-    console.print(f"{result.path} ({count} files, {screen.size(result.nbytes)})", soft_wrap=True)
+    size = screen.size(result.nbytes)
+    console.print(f"{result.path} ({count} files, {size})", soft_wrap=True, markup=False)
 
 
 def up(

@@ -36,7 +36,7 @@ def logs(
         str, typer.Option(help="One machine's output only, without rounds; or one member's, w2.")
     ] = "",
     lines: Annotated[
-        int, typer.Option("--lines", "-n", help="Number of last lines; 0: all.")
+        int, typer.Option("--lines", "-n", min=0, help="Number of last lines; 0: all.")
     ] = 200,
     all_: Annotated[
         bool, typer.Option("--all", help="Include what libraries log about themselves.")
@@ -116,7 +116,7 @@ class _Printer:
                 return
 
     def _take(self, nodes: dict[str, str]) -> None:
-        """Take the machine of each member; raises if none is the wanted one."""
+        """Store the machine of each member; raises ConfigError if none has the wanted name."""
         from atoll.errors import ConfigError
         from atoll.ids import machine_names
 

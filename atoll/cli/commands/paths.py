@@ -40,7 +40,7 @@ def shard(
         int | None, typer.Option("--nodes", "-n", min=1, help="Share the work on nodes of a hub.")
     ] = None,
     local: Annotated[
-        int | None, typer.Option(min=1, help="Share the work of so many processes here.")
+        int | None, typer.Option(min=1, help="Share the work among this many processes here.")
     ] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     runs: Annotated[

@@ -77,14 +77,16 @@ def install(
     for command in service.installing(place):
         _run(command)
     console = screen.output()
-    console.print(f"{service.label} runs, now and whenever this machine starts ({place})")
+    text = f"{service.label} runs, now and whenever this machine starts ({place})"
+    console.print(text, markup=False)
     if service.platform == "linux" and not service.user:
         console.print(
             "  it starts when you log in; run `loginctl enable-linger` to start it at boot",
             style="dim",
         )
     if service.platform == "windows":
-        console.print(f"  its log: {service.home}/{service.label}.log", style="dim")
+        log = f"{service.home}/{service.label}.log"
+        console.print(f"  its log: {log}", style="dim", markup=False)
 
 
 @app.command()
@@ -106,7 +108,8 @@ def uninstall(role: RoleArgument, system: SystemOption = False, user: UserOption
     place.unlink()
     for command in service.removed():
         _run(command)
-    screen.output().print(f"{service.label} is removed; its data in {service.home} stays")
+    text = f"{service.label} is removed; its data in {service.home} stays"
+    screen.output().print(text, markup=False)
 
 
 @app.command()

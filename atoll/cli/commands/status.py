@@ -43,7 +43,7 @@ def status(
     if json_:
         typer.echo(json.dumps({"hub": where.url, "nodes": nodes, "jobs": jobs}, indent=1))
         return
-    console.print(f"hub {where.url}", style="dim")
+    console.print(f"hub {where.url}", style="dim", markup=False)
     console.print(nodes_table(nodes, width=console.width))
     console.print(jobs_table(jobs, width=console.width))
     console.print(remarks(jobs), soft_wrap=True)

@@ -45,7 +45,7 @@ def follow_batch(
         jobs: Their ids.
         console: Where they are shown.
         interrupts: Ends the wait.
-        check: Called every time; raises to give up.
+        check: Called at every refresh; raises to give up.
         away_s: How long the hub may be unreachable.
         on_end: Called with each job as soon as it has ended and its artifacts are there.
 

@@ -53,7 +53,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a hub listens that is not for one command only, and who its node is."""
+    """Address of a hub that serves other machines too, and the folder of its own node."""
 
     host: str
     port: int

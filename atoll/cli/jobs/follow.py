@@ -55,7 +55,7 @@ def follow(
         watched: The job.
         view: Where it is shown.
         interrupts: Ends the wait.
-        check: Called every time; raises to give up.
+        check: Called at every refresh; raises to give up.
         away_s: How long the hub may be unreachable.
         echo: Print the members' output, e.g. of a user's script.
 
@@ -121,15 +121,22 @@ def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
 
 
 def _echo(client: HubClient, watched: Watched, view: View, *, after: int, chatter: Chatter) -> int:
-    """Print the members' new lines above the view; return the number of the last one."""
-    try:
-        answer = client.logs(watched.job, after=after)
-    except (HubUnreachable, DeadlineExceeded):
-        return after
+    """Print the members' new lines above the view; return the number of the last one.
+
+    An answer of the hub has a limited number of lines; after the job's end there is no later call
+    for the rest.
+    """
     names = machine_names(watched.nodes)
-    for line in chatter.without(answer["lines"]):
-        view.line(line, name=names.get(line["member"], line["member"]))
-    return int(answer["last"])
+    while True:
+        try:
+            answer = client.logs(watched.job, after=after)
+        except (HubUnreachable, DeadlineExceeded):
+            return after
+        for line in chatter.without(answer["lines"]):
+            view.line(line, name=names.get(line["member"], line["member"]))
+        after = int(answer["last"])
+        if not (watched.ended and answer["lines"]):
+            return after
 
 
 def failure(view: dict[str, Any]) -> AtollError:

@@ -48,9 +48,9 @@ class RememberedInterrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Be the handler of a signal; while modules are imported it waits until they are.
+        """Handle a signal; if modules are being imported, after their import.
 
-        Compiled modules, as torch's, end the process if an exception comes while they are imported.
+        An exception during the import of compiled modules, such as torch's, would end the process.
         """
         self.seen = True
         if not _is_importing(frame):
@@ -60,7 +60,7 @@ class RememberedInterrupt:
         again.start()
 
     def _repeat(self, number: int) -> None:
-        if signal.getsignal(number) is self:  # else what has taken its place knows
+        if signal.getsignal(number) is self:  # else another handler has taken over
             _thread.interrupt_main(signal.Signals(number))
 
 

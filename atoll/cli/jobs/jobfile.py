@@ -162,7 +162,8 @@ def _split(tables: dict[str, Any]) -> list[dict[str, Any]]:
     several = tables.pop("jobs", None)
     if several is None:
         return [tables]
-    if not isinstance(several, list) or not all(isinstance(one, dict) for one in several):
+    listed = isinstance(several, list) and several
+    if not listed or not all(isinstance(one, dict) for one in several):
         raise ConfigError(
             "jobs in the job file must be a list of tables",
             given=repr(several)[:200],
@@ -207,6 +208,8 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
     Raises:
         ConfigError: a key or value is wrong.
     """
+    if not all(isinstance(table, dict) for table in tables.values()):
+        config.read_spec(tables)  # raises: it names what is not a table
     if overrides.preset is not None:
         tables["strategy"] = {"preset": overrides.preset}
     changes: dict[str, tuple[str, object]] = {

@@ -82,7 +82,7 @@ def new_folder(jobs: Path) -> Path:
 def run_local(plan: LocalRun, *, console: Console) -> int:
     """Run a job to its end or to Ctrl+C; return the exit status of the command."""
     check_can_train()
-    find_secrets(plan.submissions)  # what is missing is said before anything starts
+    find_secrets(plan.submissions)  # a missing one is reported before anything starts
     outcome = _Outcome()
     with contextlib.ExitStack() as stack:
         embedded = Embedded(
@@ -193,7 +193,8 @@ def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
     ):
         for one in outcome.watched:
             if not one.ended:
-                client.stop(one.job, grace_s=STOP_GRACE_S)
+                with contextlib.suppress(AtollError):  # late on a busy machine, but on its way
+                    client.stop(one.job, grace_s=STOP_GRACE_S)
         while time.monotonic() < deadline and interrupts.count < 2:
             with contextlib.suppress(HubUnreachable, DeadlineExceeded):
                 for one in outcome.watched:

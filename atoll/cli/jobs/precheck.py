@@ -83,7 +83,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
 
 
 def _check_cuts(spec: JobSpec, model: Any) -> None:
-    """Raise ConfigError if the model cannot be cut, or trained in parts, as the job says."""
+    """Raise ConfigError if the model cannot be cut, or trained in parts, as the job wants it."""
     from atoll.strategies.inner.options import ASYNC, ActivationFormat, InnerOptions
     from atoll.strategies.inner.pipeline.checks import check_pipeline
     from atoll.strategies.inner.pipeline.lookahead import check_lookahead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +18,8 @@ from atoll.errors import WireError
 from atoll.net.http.client import HubClient
 from atoll.net.http.streams import measure
 from atoll.wire.manifest import MANIFEST_NAME
+
+P = TypeVar("P", bound=PurePath)
 
 ARTIFACTS = "artifacts/"
 """Folder of the files that a job's processes left, as `artifacts/MEMBER/PATH`."""
@@ -68,12 +70,15 @@ def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False
     return names
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _inside(folder: P, name: str) -> P:
     """Return the path of a file in a folder, checked to stay inside."""
     parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or any(p in (".", "..") or "\\" in p for p in parts):
+    path = folder.joinpath(*parts)
+    outside = not path.is_relative_to(folder)  # on Windows a part may name another drive
+    wrong = outside or any(part in (".", "..") or "\\" in part for part in parts)
+    if not parts or name.startswith("/") or wrong:
         raise WireError("the hub names a file that cannot be stored", given=repr(name))
-    return folder.joinpath(*parts)
+    return path
 
 
 def came_to_something(view: Mapping[str, Any]) -> bool:

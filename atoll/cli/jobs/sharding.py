@@ -1,4 +1,4 @@
-"""`atoll paths shard` on this machine, where an interrupt loses nothing, and on several nodes."""
+"""`atoll paths shard`: on this machine, where it can be interrupted, and on several nodes."""
 
 from __future__ import annotations
 

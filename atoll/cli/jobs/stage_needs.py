@@ -44,9 +44,9 @@ def with_stage_needs(submission: Submission) -> Submission:
 
 
 def check_offered(spec: JobSpec, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a SWARM with a stage that fits no machine that is there and may run it.
+    """Refuse a SWARM with a stage too large for every machine that is online and may run it.
 
-    Without such a machine there is nothing to compare with: the job waits.
+    Without such a machine nothing is refused: the job waits.
 
     Raises:
         ConfigError: a stage is too large; names the number of stages that would fit.

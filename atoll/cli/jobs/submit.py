@@ -22,7 +22,8 @@ from atoll.wire.messages import NodeInfo
 from atoll.wire.states import NodeState
 
 ROUTER_FILES = ("router.safetensors", "features.safetensors")
-"""What routes texts to the paths of a job; beside its assignment, with the stem of that before."""
+"""Files that route texts to the paths of a job; beside its assignment STEM.safetensors they are
+STEM.NAME."""
 
 
 def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:

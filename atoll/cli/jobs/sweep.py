@@ -172,7 +172,7 @@ def run_on_hub(where: KnownHub, sweep: Sweep, *, folder: Path, console: Console)
 
 
 def _goes_on(client: HubClient, job: str) -> bool:
-    """Return whether the hub has a job that is worth waiting for."""
+    """Return whether the hub has this job, and it has neither failed nor was stopped."""
     if not job:
         return False
     try:

@@ -42,7 +42,7 @@ PATIENCE_S = 6.0
 LOGIN_S = 120.0
 """Validity of the login ticket in the address that the browser is started with."""
 
-_TOLD = ("node-online", "node-lost", "node-revoked", "node-draining", "pairing-refused")
+_SHOWN = ("node-online", "node-lost", "node-revoked", "node-draining", "pairing-refused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def _is_private(host: str) -> bool:
 
 
 def _open(client: HubClient, hub: KnownHub, *, console: Console) -> None:
-    """Open the page. Command lines are visible to others, so the address has a ticket for once."""
+    """Open the page, with a ticket for one use: command lines are visible to other users."""
     if not config.has_display():
         console.print("no screen here: open the page's address in a browser", style="dim")
         return
@@ -175,7 +175,7 @@ def _open(client: HubClient, hub: KnownHub, *, console: Console) -> None:
 
 
 class _Watch:
-    """Prints what happens at the hub, and keeps the code and the number of machines in a line."""
+    """Prints the hub's events; the last line shows the code and the number of machines."""
 
     def __init__(self, client: HubClient, embedded: Embedded, *, console: Console) -> None:
         self._client = client
@@ -213,7 +213,7 @@ class _Watch:
         found = self._client.hub_events(after=self._last)
         self._last = int(found["last"])
         for event in found["events"]:
-            if event["kind"] in _TOLD:
+            if event["kind"] in _SHOWN:
                 self._say(escape(str(event["text"])))
         pairing = self._client.pairing()
         code = str(pairing["code"])

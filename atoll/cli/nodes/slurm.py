@@ -18,7 +18,7 @@ from atoll.errors import AtollError, ConfigError
 app = typer.Typer(no_args_is_help=True, help="Nodes from elsewhere: Slurm, notebooks, shells.")
 
 LEAVE_S = 60
-"""Slurm announces the end of a job so many seconds before: nodes leave their round in order."""
+"""Seconds before the end of a job at which Slurm signals it, for nodes to leave their round."""
 SUBMIT_S = 120.0
 HubOption = Annotated[str, typer.Option(help="URL of the hub (default: the last).")]
 
@@ -72,7 +72,7 @@ def sbatch_script(request: SlurmRequest, *, folder: Path, python: str) -> str:
         "set -e",
         *request.setup,
         "export PYTHONUNBUFFERED=1",
-        # A node that is lost takes no other with it, and the last one ends the job.
+        # The loss of a node ends no other one; the job ends with its last node.
         f"exec srun --kill-on-bad-exit=0 --wait=0 sh -c {shlex.quote(join)}",
     ]
     return "\n".join(lines) + "\n"
@@ -202,7 +202,7 @@ def shell(
 ) -> None:
     """Print a shell line that makes a machine a node; for a row of PCs, a loop over ssh or Ansible.
 
-    It makes an environment in ~/.atoll, installs Atoll from the hub's own version, and joins.
+    It makes an environment in ~/.atoll, installs Atoll there, and joins.
     """
     typer.echo(shell_line(_made(hub, uses=uses, valid=valid)))
 
@@ -233,12 +233,16 @@ def _made(hub: str, *, uses: int, valid: str) -> str:
 
 
 def shell_line(ticket: str, *, package: str = "atoll[train]") -> str:
-    """Return a line for sh that installs Atoll into an environment and joins in the background."""
+    """Return a line for sh that installs Atoll into an environment and joins in the background.
+
+    Only the node is in the background: a shell in the background, which waits for it, would keep
+    the output of `ssh` open, and `ssh` would not return.
+    """
     quoted, home = shlex.quote(ticket), '"$HOME/.atoll"'
     return (
         f"python3 -m venv {home}/venv && {home}/venv/bin/pip install -q {shlex.quote(package)} && "
-        f"ATOLL_TICKET={quoted} nohup {home}/venv/bin/python -m atoll.cli join --home {home}/node "
-        f"> {home}/node.log 2>&1 &"
+        f"{{ ATOLL_TICKET={quoted} nohup {home}/venv/bin/python -m atoll.cli join "
+        f"--home {home}/node > {home}/node.log 2>&1 & }}"
     )
 
 

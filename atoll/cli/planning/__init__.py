@@ -1,1 +1,4 @@
-"""Verbs that predict a job before it runs: `atoll plan`, `atoll simulate` and `atoll rehearse`."""
+"""Commands that predict a job before it runs: `atoll plan`, `atoll simulate` and `atoll rehearse`.
+
+May import what cli may, and of cli the views, jobs and access. Start with `plan.py`.
+"""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from atoll.cli.hub_access import KnownHub
 from atoll.cli.planning.lines_of_hub import links_between
 from atoll.errors import AtollError, ConfigError
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 def choose(
     submission: Submission, *, plan: str, hub: KnownHub | None, console: Console
 ) -> Submission:
-    """Return the job with the planner's answers, after saying them.
+    """Return the job with the planner's answers, after printing them.
 
-    Without measured machines an `auto` key keeps its method's default, which is said;
+    Without measured machines an `auto` key keeps its method's default, which is printed too;
     `--plan auto` is refused.
 
     Args:
@@ -60,7 +62,7 @@ def choose(
     table = spec.strategy
     values = {"codec": table.codec, **table.options}
     said = ", ".join(f"{name} = {values.get(name, 'default')}" for name in keys)
-    console.print(f"[dim]planned[/] {said}: {ranking.reasons[0]}", soft_wrap=True)
+    console.print(f"[dim]planned[/] {escape(f'{said}: {ranking.reasons[0]}')}", soft_wrap=True)
     return dataclasses.replace(submission, spec=spec)
 
 
@@ -71,11 +73,10 @@ def _whole(submission: Submission, fleet: Fleet, console: Console) -> Submission
 
     ranking = rank(Planner(workload_of(without_auto(submission.spec))), fleet)
     best = ranking.best.candidate
-    console.print(
-        f"[dim]planned[/] {best.words()}; {few(best.members)}", soft_wrap=True, highlight=False
-    )
+    choice = escape(f"{best.words()}; {few(best.members)}")
+    console.print(f"[dim]planned[/] {choice}", soft_wrap=True, highlight=False)
     for reason in ranking.reasons:
-        console.print(f"[dim]- {reason}[/]", soft_wrap=True, highlight=False)
+        console.print(f"[dim]- {escape(reason)}[/]", soft_wrap=True, highlight=False)
     return dataclasses.replace(submission, spec=answered(submission.spec, best))
 
 
@@ -83,6 +84,7 @@ def _default(submission: Submission, why: str, console: Console) -> Submission:
     spec = without_auto(submission.spec)
     measured = open_keys(spec)
     default = [key for key in open_keys(submission.spec) if key not in measured]
+    why = escape(why)
     if default:
         console.print(
             f"[yellow]{', '.join(default)}: the default of the method, not a plan: {why}[/]",

@@ -1,4 +1,4 @@
-"""`atoll plan fleet`: the machines of a hub, or this one, as a file; a step measured if asked."""
+"""`atoll plan fleet`: the machines of a hub, or this one, as a file; may measure a job's step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.markup import escape
 
 from atoll import config
 from atoll.cli import hub_access
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 """How long a probe's process may take to start on a node."""
-ENOUGH_POINTS = 3
 GRACE_S = 2.0
 
 
 def print_fleet(job: Path | None, *, hub: str, probe_s: float, lines_s: float, here: bool) -> None:
-    """Print the file; what is missing is said on the other stream."""
+    """Print the file; missing figures are reported on standard error."""
     if probe_s and job is None:
         raise ConfigError(
             "a step can only be measured of a job", given=f"--probe {probe_s:g}",
@@ -71,9 +71,9 @@ def of_this_machine(job: Path | None, *, probe_s: float) -> Fleet:
 
 
 def of_hub(hub: str, job: Path | None, *, probe_s: float, lines_s: float = 0.0) -> Fleet:
-    """Return the machines of a hub; with a job each of them computes it for so long.
+    """Return the machines of a hub; with a job each of them computes it for `probe_s` seconds.
 
-    With `lines_s` each transfer between two of them is measured for so long.
+    With `lines_s` each transfer between two of them is measured for that many seconds.
     """
     known = hub_access.find(hub)
     with known.client(timeout_s=60.0) as client:
@@ -106,12 +106,12 @@ def _probed(client: HubClient, job: Path, *, probe_s: float) -> dict[str, float]
         try:
             found[node] = _step_on(client, read_target(job, alone), probe_s=probe_s)
         except AtollError as error:
-            screen.errors().print(f"[yellow]{node}: {error}[/]")
+            screen.errors().print(f"[yellow]{escape(f'{node}: {error}')}[/]")
     return found
 
 
 def _step_on(client: HubClient, submission: Submission, *, probe_s: float) -> float:
-    """Run the job on one node until it has computed for so long; return the seconds of a step.
+    """Run the job on one node for `probe_s` after its first speed; return the seconds of a step.
 
     Raises:
         JobError: it failed, or did not start in time.
@@ -126,7 +126,7 @@ def _step_on(client: HubClient, submission: Submission, *, probe_s: float) -> fl
     first = math.inf
     deadline, after = time.monotonic() + START_S, 0
     try:
-        while time.monotonic() < min(deadline, first + probe_s):
+        while time.monotonic() < (deadline if math.isinf(first) else first + probe_s):
             answer = client.metrics(job, after=after)
             after = answer["last"]
             rates += [float(r) for r in map(_rate, answer["points"]) if r]

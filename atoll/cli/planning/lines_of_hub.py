@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 PER_PAIR_S = 6.0
-"""Beside the transfers themselves: connections without an answer take that long."""
+"""Time per pair besides the transfers: that of a connection attempt without an answer."""
 GRACE_S = 2.0
 
 SCRIPT = """
@@ -42,7 +42,7 @@ on = [{nodes}]
 def links_of(client: HubClient, *, seconds: float) -> list[Link]:
     """Return the links between all nodes that are online; pairs that do not connect have none.
 
-    One pair is measured after the other, each for three times `seconds` and some.
+    Pairs are measured one after another, each for slightly more than three times `seconds`.
 
     Raises:
         JobError: the job did not end in time, or failed.

@@ -85,7 +85,8 @@ def job(
 @app.command("fleet")
 def fleet(
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.toml]", help="Whose step is to be measured.")
+        Path | None,
+        typer.Argument(metavar="[JOB.toml]", help="The job that is measured."),
     ] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     probe: Annotated[

@@ -1,4 +1,4 @@
-"""`atoll rehearse`: a job on this machine as on the machines of a file, predicted and seen."""
+"""`atoll rehearse`: run a job here as on the machines of a file, and compare with predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rehearse(
     ] = 3.0,
     steps: Annotated[int, typer.Option(min=0, help="Until so many steps; 0: as many as fit.")] = 0,
     slower: Annotated[
-        float, typer.Option(min=0, help="How many times slower than there; 0: as it must be.")
+        float, typer.Option(min=0, help="How many times slower than there; 0: as much as needed.")
     ] = 0.0,
     plan_: Annotated[
         str, typer.Option("--plan", help="auto: the method of the planner's first choice.")
@@ -88,7 +88,7 @@ def rehearse(
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalOptions:
-    """What is set beside job and machines."""
+    """Options besides the job and the machines."""
 
     seconds: float
     steps: int = 0
@@ -99,7 +99,7 @@ class RehearsalOptions:
 
 
 def rehearsed(spec: JobSpec, fleet: Fleet, options: RehearsalOptions) -> Report:
-    """Rehearse a job whose keys are answered.
+    """Rehearse a job without keys that are `auto`.
 
     Raises:
         ConfigError: job or machines cannot be rehearsed here.
@@ -151,7 +151,7 @@ def _seen(
     elements: int,
     real: bool,
 ) -> tuple[Curve, tuple[tuple[float, str], ...]]:
-    """Run or simulate; return the curve and what happened, in seconds of this machine."""
+    """Run or simulate; return the curve and the events, in seconds of this machine."""
     if not real:
         from atoll.rehearse.simulated import simulated
 

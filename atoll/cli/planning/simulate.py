@@ -61,7 +61,7 @@ def simulate(
         float, typer.Option(min=0, help="Mean seconds until a failed machine is back.")
     ] = 600.0,
     trace: Annotated[
-        Path | None, typer.Option(help="CSV member,from_s,to_s: which machine was there when.")
+        Path | None, typer.Option(help="CSV member,from_s,to_s: when each machine was there.")
     ] = None,
     seed: Annotated[
         int | None,
@@ -130,7 +130,7 @@ def simulate(
 def _of_job(
     spec: JobSpec, fleet: Any, table: dict[str, Any], *, every: int, fields: dict[str, Any]
 ) -> Setting:
-    """Return the simulation of a job, in which what was typed stands instead of its own."""
+    """Return the simulation of a job; options of the command replace the job's own values."""
     from atoll.simulate.job import setting_of
 
     spec = dataclasses.replace(spec, job=dataclasses.replace(spec.job, **table))

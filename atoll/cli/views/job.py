@@ -320,10 +320,6 @@ def traffic(member: dict[str, Any], name: str) -> int:
     return int(member.get(name) or 0)
 
 
-BEHIND = ("expected", "launched", "recovering", "away")
-"""Round states of members without the committed state or without a connection."""
-
-
 def shown_state(member: dict[str, Any]) -> str:
     """Return a member's state in a word or two, from rounds and process."""
     state = str(member["state"])

@@ -34,7 +34,7 @@ QUIET_EVENTS = frozenset(
 """Events that the view shows anyway, or that the command reports at its end."""
 
 SILENT = ("trainer", "rl")
-"""Job kinds whose members' output is not shown above the view, which shows the same."""
+"""Kinds of jobs without the members' output above the view, which has the same figures."""
 
 
 class View:

@@ -1,4 +1,4 @@
-"""What `atoll logs` prints: a job's output without what libraries say of themselves, and rounds."""
+"""What `atoll logs` prints: a job's output without the libraries' own messages, and rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WARNING = re.compile(r"(site|dist)-packages[/\\].*: \w*Warning: ")
 
 
 class Chatter:
-    """Tells which lines of a member are a library's own, in order."""
+    """Recognizes the lines of libraries in members' output; takes each member's lines in order."""
 
     def __init__(self) -> None:
         self._quotes: dict[str, bool] = {}

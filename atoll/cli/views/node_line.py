@@ -17,7 +17,7 @@ class NodeLine:
     """Shows the agent's status; without a terminal, a line whenever it changes."""
 
     def __init__(self, console: Console, *, hub: str, policy: OwnerPolicy | None = None) -> None:
-        """`hub` is the URL that is being joined; `policy` what its owner gives it."""
+        """`hub` is the URL that is being joined; `policy` is that of this machine's owner."""
         self._console = console
         self._policy: tuple[str, ...] = ()
         self._first = tuple(describe_policy(policy or OwnerPolicy()))

@@ -12,7 +12,7 @@ from rich.table import Table
 from atoll.cli.views import screen
 
 SHOWN = 32
-"""Paths and modules with a row of their own; a page has room for all."""
+"""Paths and modules that are shown with a row each; the dashboard shows all."""
 
 HOLDERS = 6
 """Machines of a module that are named."""

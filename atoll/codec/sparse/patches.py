@@ -69,7 +69,7 @@ Bits = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a patch says of itself."""
+    """Header of a patch."""
 
     version: int
     base: str
@@ -135,7 +135,7 @@ def make_patch(
 
 
 def about_patch(patch: bytes) -> About:
-    """Return what a patch says of itself; raises WireError if it is damaged."""
+    """Return the header of a patch; raises WireError if it is damaged."""
     head, _ = _read_head(patch)
     return About(head.version, head.base, head.digest, sum(row.count for row in head.tensors))
 
@@ -254,7 +254,7 @@ def _joined(data: NDArray[np.uint8], kind: type[Any]) -> Bits:
 
 
 def _inflated(body: bytes, *, most: int) -> NDArray[np.uint8]:
-    """Return what a tensor's part says; no more than `most` bytes, or it would fill the memory."""
+    """Decompress a tensor's part; WireError above `most` bytes, which bounds the memory."""
     try:
         raw = zlib.decompressobj().decompress(body, most + 1)
     except zlib.error as error:

@@ -134,10 +134,11 @@ class Auto(Wrapper):
         self.agreed, self._until = False, round_ + FIRST
 
     def _index(self, spec: str) -> int:
-        """Return the place of a codec, with feedback or without."""
-        wanted = make_codec(spec.removeprefix("feedback(").removesuffix(")")).spec
-        for number, codec in enumerate(self.parts):
-            if wanted == codec.spec:
+        """Return the index of a codec; feedback around it is ignored."""
+        codec = make_codec(spec)
+        wanted = getattr(codec, "inner", codec).spec
+        for number, part in enumerate(self.parts):
+            if wanted == part.spec:
                 return number
         raise ConfigError(
             "auto cannot choose a codec that is none of its own", given=repr(spec),

@@ -151,8 +151,9 @@ def fed_back(arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         )  # fmt: skip
     if isinstance(codec, Auto):
         plain = codec.parts if codec.spec != AUTO else [make_codec(spec) for spec in FED_BACK]
-        inner = [fed_back(arguments, [one]) for one in plain]
-        return Auto(inner, spec=codec.spec, first=codec.base.spec)
+        found = Auto([fed_back(arguments, [one]) for one in plain], spec=codec.spec)
+        found.choice = codec.choice  # `plain` begins with the same codecs
+        return found
     row = row_of(codec)
     if row is not None and row.unbiased:
         raise ConfigError(

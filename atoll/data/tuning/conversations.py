@@ -55,10 +55,12 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         return Conversation(messages=tuple(both))
     for question, more, answer in (("instruction", "input", "output"), ("question", "", "answer")):
         if record.get(question) and record.get(answer) is not None:
-            request = "\n\n".join(part for part in (record[question], record.get(more)) if part)
+            request = _text(record[question], question)
+            if more and record.get(more):  # a table may have a column without a name
+                request += "\n\n" + _text(record[more], more)
             return Conversation(
                 messages=(
-                    {"role": "user", "content": _text(request, question)},
+                    {"role": "user", "content": request},
                     {"role": "assistant", "content": _text(record[answer], answer)},
                 )
             )
@@ -79,7 +81,7 @@ def _messages(value: Any, name: str) -> tuple[Message, ...]:
             raise _wrong(name, message, "{role, content}")
         role = message.get("role", message.get("from"))
         content = message.get("content", message.get("value"))
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise _wrong(f"role in {name}", role, "one of " + ", ".join(ROLES))
         found.append({"role": ROLES[role], "content": _text(content, f"content in {name}")})
     return tuple(found)

@@ -21,7 +21,7 @@ from atoll.group.collectives.topology import folded, group_size, halves, partiti
 SEGMENT = 65_536
 """Elements per pipelined segment of a tree."""
 RING_SEGMENT = 262_144
-"""Elements per pipelined segment of a ring: 1 MiB, so that the time per segment is not felt."""
+"""Elements per pipelined segment of a ring: 1 MiB, so that the overhead per segment is small."""
 AHEAD = 4
 """Segments of a ring that may be received before they are added."""
 

@@ -1,4 +1,4 @@
-"""Costs of collectives: exact bytes per member, and a model of the time. Pure, no torch.
+"""Costs of collectives: exact bytes per member, and a model of the time; without torch.
 
 Legend: n members, S bytes of the vector, a latency of one message, B bytes per second of a link.
 """

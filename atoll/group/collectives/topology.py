@@ -1,4 +1,4 @@
-"""Topologies of collectives (rings, trees, groups, partners) and chunk sizes. Pure, no torch."""
+"""Topologies of collectives (rings, trees, groups, partners) and chunk sizes; without torch."""
 
 from __future__ import annotations
 

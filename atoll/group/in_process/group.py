@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
-from atoll.errors import GroupError, GroupLeft, LeftBehind
+from atoll.errors import GroupError, GroupLeft
 from atoll.group.base import (
     AllToAllResult,
     Decidable,
@@ -28,9 +28,10 @@ from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.group.routes.all_to_all import as_all_to_all_result
 from atoll.group.routes.allgather_mean import AllgatherMean
+from atoll.group.votes import agrees, check_not_left_behind, vote_on
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.reducer.mean import Share, result_digest
-from atoll.wire.messages import Lease, Registered, RoundPlan, RoundVote, Sources, Verdict
+from atoll.wire.messages import Lease, Registered, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 FINISH_SHARE = 0.6
@@ -194,28 +195,18 @@ class MemoryGroup:
     ) -> Verdict:
         """See :meth:`Group.commit`."""
         attempt = self._joined()
-        plan, ok = attempt.plan, ok and reduced is not None
-        vote = RoundVote(
-            round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
-            digest=reduced.digest if reduced is not None else "",
-            contributors=list(reduced.contributors) if reduced is not None else [],
-            lease=lease,
-        )  # fmt: skip
+        vote = vote_on(attempt.plan, reduced, ok=ok, reason=reason, lease=lease)
         committed = counted = False
         try:
             with resting():
                 verdict = self._coordinator.vote(attempt, self.me, vote)
-            committed = verdict.committed and ok and verdict.digest == vote.digest
+            committed = agrees(verdict, vote)
             counted = committed and self.me in verdict.contributors
         finally:
             codecs, self._codecs = self._codecs, []
             for codec in codecs:
                 codec.finish(committed=counted)
-        if verdict.committed and not committed:
-            raise LeftBehind(
-                "the group committed a result that this member does not have",
-                given=vote.digest or "no result", expected=verdict.digest,
-            )  # fmt: skip
+        check_not_left_behind(verdict, vote)
         if committed:
             self.committed_round = verdict.round + 1
         return verdict

@@ -55,7 +55,7 @@ class PeerChannel(Protocol):
         ...
 
     def reach(self, dials: Mapping[str, Sequence[str]]) -> None:
-        """Take over where other members accept connections, instead of what was known before."""
+        """Set the addresses at which other members accept connections; replaces earlier ones."""
         ...
 
     def send(
@@ -151,7 +151,7 @@ class LocalNetwork:
         return LocalChannel(self, member, queue)
 
     def remove(self, member: str) -> None:
-        """Let a member be lost, as if its process had been killed."""
+        """Remove a member, as if its process had been killed."""
         with self._lock:
             queue = self._queues.pop(member, None)
         if queue is not None:

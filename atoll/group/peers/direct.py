@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, AuthError, PeerLost, PeerRefused, WireError
@@ -26,6 +27,7 @@ from atoll.group.peers.channel import MailQueue, PeerMail, no_room, too_late
 from atoll.group.routes.line_listener import cut, tune
 from atoll.group.routes.member_lines import Line, MemberLines
 from atoll.group.routes.rendezvous_store import join_host_port, split_host_port
+from atoll.net.accepting import accepted, serve_on_thread, stop_listening
 from atoll.wire.frames import Buffer
 from atoll.wire.peer_pieces import MAX_MESSAGE_BYTES
 
@@ -38,7 +40,7 @@ STALLED_S = 10.0
 Where the system can tell (Linux), the same holds for bytes that the other machine does not
 acknowledge."""
 POLL_S = 0.5
-"""How often deadlines are looked at."""
+"""Interval at which deadlines are checked."""
 MOST_LINES = 256
 """Members that may be connected to one listener."""
 GREETING_BYTES = 1024
@@ -58,42 +60,36 @@ class DirectListener:
         self._queue, self._members, self._job, self._me = queue, lines, job, me
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=128)
-        self._address = self._listener.getsockname()[:2]
-        self.dial = join_host_port(address, self._address[1])
+        self.dial = join_host_port(address, self._listener.getsockname()[1])
         """host:port at which it listens."""
         self._lock = threading.Lock()
         self._lines: set[socket.socket] = set()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="peers-listen", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening, and cut all connections."""
+        stop_listening(self._listener, self._closed)
         with self._lock:
-            self._closed = True
             lines = list(self._lines)
-        with suppress(OSError):  # wakes the accepting thread
-            socket.create_connection(self._address, timeout=1.0).close()
         for line in lines:
             cut(line)
         self._thread.join(1.0)
-        self._listener.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                line, _ = self._listener.accept()
-                with self._lock:
-                    if self._closed:
-                        line.close()
-                        return
-                    if len(self._lines) >= MOST_LINES:
-                        line.close()
-                        continue
-                    self._lines.add(line)
-                threading.Thread(
-                    target=self._serve, args=(line,), name="peers-line", daemon=True
-                ).start()
+        for line, _ in accepted(self._listener, self._closed):
+            with self._lock:
+                if self._closed.is_set() or len(self._lines) >= MOST_LINES:
+                    line.close()
+                    continue
+                self._lines.add(line)
+            forget = partial(self._forget, line)
+            serve_on_thread(line, self._serve, name="peers-line", refused=forget)
+
+    def _forget(self, line: socket.socket) -> None:
+        with self._lock:
+            self._lines.discard(line)
 
     def _serve(self, line: socket.socket) -> None:
         try:
@@ -111,8 +107,7 @@ class DirectListener:
         except UnicodeDecodeError:
             log.warning("the greeting of a direct connection is not usable")
         finally:
-            with self._lock:
-                self._lines.discard(line)
+            self._forget(line)
 
     def _take(self, member: Line, source: str) -> None:
         body = memoryview(member.receive(most=MAX_MESSAGE_BYTES + _HEAD.size))

@@ -115,6 +115,10 @@ class NearestChannel:
             relayed = self._relayed.send(to, head, data, timeout_s=left_s)
             relayed.add_done_callback(lambda sent: _pass_on(sent.exception(), done))
 
+        def given_up(again: Future[None]) -> None:
+            if again.cancelled():  # the channel was closed first
+                _pass_on(self._failure(), done)
+
         def ended(sent: Future[None]) -> None:
             error = sent.exception()
             with self._changed:
@@ -123,7 +127,7 @@ class NearestChannel:
                 self._changed.notify_all()
             if isinstance(error, PeerLost) and not self._closed:
                 with suppress(RuntimeError):  # closed at this moment
-                    self._again.submit(relay)
+                    self._again.submit(relay).add_done_callback(given_up)
                     return
             _pass_on(error, done)
 

@@ -48,7 +48,7 @@ from atoll.wire.peer_pieces import (
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""How often deadlines are looked at."""
+"""Interval at which deadlines are checked."""
 SILENCE_S, MAX_SILENCE_S = 2.0, 10.0
 """Time without an answer after which a sender asks; it doubles."""
 ANSWER_S = 30.0
@@ -115,7 +115,7 @@ class RelayedChannel:
         return []
 
     def reach(self, dials: Mapping[str, Sequence[str]]) -> None:
-        """See :meth:`PeerChannel.reach`; nothing goes there."""
+        """See :meth:`PeerChannel.reach`; the addresses are not used."""
 
     def send(
         self, to: str, head: bytes, data: Sequence[Buffer] = (), *, timeout_s: float

@@ -1,20 +1,20 @@
-"""A connection of two members of one job, on which a stranger can neither read, write nor replay.
+"""A connection of two members of one job, on which others can neither write, change nor replay.
 
 Both sides know the job's key. The listening side greets with a random challenge; every message
 carries a MAC (HMAC-SHA-256, 16 bytes) of the challenge, its direction, its number and its body, so
 that a message of another connection, place or direction is refused. Bodies are not encrypted: this
-is what `encryption = "off"` leaves. :class:`atoll.net.member_tls.SecureLine` is the default.
+is used with `encryption = "off"`; :class:`atoll.net.member_tls.SecureLine` is the default.
 """
 
 from __future__ import annotations
 
 import hmac
 import os
-import select
 import socket
 import struct
 
 from atoll.errors import AuthError, WireError
+from atoll.net.member_tls import readable
 
 CHALLENGE_BYTES = 16
 MAC_BYTES = 16
@@ -79,8 +79,8 @@ class AuthenticatedLine:
         return body
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether something has come, after at most so long."""
-        return bool(select.select([self._line], [], [], timeout_s)[0])
+        """Wait up to `timeout_s`; return whether data has arrived."""
+        return readable(self._line, timeout_s)
 
     def _mac(self, body: bytes, number: int, *, ours: bool) -> bytes:
         from_dialler = self._dials == ours

@@ -1,4 +1,4 @@
-"""Connecting with the members of a meeting: another thread can end it, or it is done in advance."""
+"""Connecting the members of a meeting, perhaps in advance; another thread can end it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class PreparedGroup:
         try:
             group = connect(self._connecting)
         except (AtollError, RuntimeError, OSError):
-            pass  # the round connects, and says what is wrong
+            pass  # the round connects again, and reports what is wrong
         else:
             with self._lock:
                 if not self._connecting.over:

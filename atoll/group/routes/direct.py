@@ -80,8 +80,7 @@ class DirectRoute:
         self._lines: MemberLines | None = None
         self._listener: GroupListener | None = None
         self.identities: Callable[[], Mapping[str, str]] | None = None
-        """Asks the hub for the fingerprints of the members' keys; None: each is believed its name.
-        """
+        """Asks the hub for the fingerprints of the members' keys; None: names are not verified."""
         self.first_epoch = 0
         """Epoch of the run's first plan, the same on all of its members: lines between these are
         measured when they connect; 0: unknown."""
@@ -99,7 +98,7 @@ class DirectRoute:
         self._prepared: PreparedGroup | None = None
 
     def trust(self, lines: MemberLines) -> None:
-        """Meet members that know the job's key, and no others."""
+        """Connect only with members that know the job's key."""
         self._lines = self._store.lines = lines
         if lines.tls is not None:
             if self._listener is None:
@@ -122,7 +121,7 @@ class DirectRoute:
     def prepare(self, meeting: DirectGroup) -> None:
         """Begin to connect, for a meeting that is expected; nothing if one has begun already.
 
-        Its first exchange then finds connections. A member that has not prepared is met, too.
+        Its first exchange then finds connections. A member that has not prepared connects then.
         """
         with self._lock:
             if self._serial == 0 and self._prepared is None:
@@ -229,7 +228,7 @@ class DirectRoute:
         raise PeerLost("this exchange was abandoned", expected="another attempt is under way")
 
     def _name_of(self, meeting: DirectGroup) -> str:
-        """Return what is the same on all members of a meeting, and of this one only."""
+        """Return a name of the meeting that is unique, and equal on all of its members."""
         return f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
 
     def _connect_timeout_s(self) -> float:

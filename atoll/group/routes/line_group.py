@@ -166,7 +166,7 @@ class LineGroup:
 
     def _exchange(self, give: Callable[[int], Tensor], gets: Sequence[Tensor]) -> Transfer:
         begun = []
-        for step in range(1, len(self._members)):  # all begin with another partner
+        for step in range(1, len(self._members)):  # each begins with another partner
             to, of = ((self._rank + way * step) % len(self._members) for way in (1, -1))
             if give(to).numel():
                 begun += self._begin(self._sends[to], give(to))
@@ -236,8 +236,8 @@ def connect_lines(
     asking, lock, given_up = threading.Lock(), threading.Lock(), False
 
     def dial(other: int) -> None:
-        def address() -> str:  # e.g. it has restarted, and its new address comes
-            with asking:  # a store answers one question after the other
+        def address() -> str:  # e.g. it has restarted at a new address
+            with asking:  # a store answers one request at a time
                 return store.get(names[other]).decode(errors="replace")
 
         found = _dial(addresses[other], address, members[other], tls, meeting)
@@ -247,7 +247,7 @@ def connect_lines(
             else:
                 lines[other] = found
 
-    # Those before this one are dialled, all at once; the others dial.
+    # Members before this one are dialled, all at once; the others dial this one.
     dialled = [
         Work.start(
             partial(dial, other), name=f"dial-{members[other]}", deadline=meeting.deadline + 1.0

@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.errors import AuthError, PeerLost, WireError
 from atoll.group.routes.rendezvous_store import join_host_port
+from atoll.net.accepting import accepted, serve_on_thread, stop_listening
 from atoll.net.member_tls import MemberTls, SecureLine
 
 GREETING_BYTES = 16 * 1024
@@ -35,7 +36,7 @@ class LineMeeting:
     deadline: float
     """Monotonic."""
     identities: Mapping[str, str] | None = None
-    """Fingerprints of the members' keys, from the hub; None: each is believed its name."""
+    """Fingerprints of the members' keys, from the hub; None: names are not verified."""
     is_over: Callable[[], bool] = lambda: False
 
     def left_s(self) -> float:
@@ -57,7 +58,7 @@ class MetLine:
     part: tuple[int, int] = (0, 1)
     """Its number, and how many there are."""
     attempt: int = 0
-    """Of the one who dials, the same for all parts; larger in a later attempt."""
+    """Number of the dialler's attempt, the same for all parts; larger in a later one."""
 
     @classmethod
     def dialled(
@@ -81,7 +82,7 @@ class MetLine:
 
 
 class _Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says first on a connection that it has dialled."""
+    """First message of a member on a connection that it has dialled."""
 
     meeting: str
     number: int
@@ -101,13 +102,12 @@ class GroupListener:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._tls: MemberTls | None = None
         self._listener = socket.create_server((address, 0), family=family, backlog=128)
-        self._address = self._listener.getsockname()[:2]
-        self.dial = join_host_port(address, self._address[1])
+        self.dial = join_host_port(address, self._listener.getsockname()[1])
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._changed = threading.Condition()
         self._waiting: dict[_Key, MetLine] = {}
-        """By meeting, name, fingerprint and number, so that none takes another one's place."""
-        self._closed = False
+        """By meeting, name, fingerprint and number, so that no line replaces another member's."""
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="lines", daemon=True).start()
 
     def trust(self, tls: MemberTls) -> None:
@@ -128,7 +128,8 @@ class GroupListener:
                 }  # fmt: skip
                 if found and len(found) == self._waiting[next(iter(found.values()))].part[1]:
                     return [self._waiting.pop(found[number]) for number in sorted(found)]
-                if time.monotonic() >= meeting.deadline or self._closed or meeting.is_over():
+                over = self._closed.is_set() or meeting.is_over()
+                if over or time.monotonic() >= meeting.deadline:
                     raise PeerLost("a member has not connected", given=member)
                 self._changed.wait(min(meeting.left_s(), 0.5))
 
@@ -141,28 +142,21 @@ class GroupListener:
     def close(self) -> None:
         """Stop listening, and cut the lines that no meeting has taken."""
         with self._changed:
-            self._closed = True
+            self._closed.set()
             waiting = list(self._waiting.values())
             self._waiting.clear()
             self._changed.notify_all()
         cut_all(waiting)
-        with suppress(OSError):  # wakes the accepting thread
-            socket.create_connection(self._address, timeout=1.0).close()
-        self._listener.close()
+        stop_listening(self._listener, self._closed)
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                line, _ = self._listener.accept()
-                if self._closed:
-                    line.close()
-                    return
-                if self._tls is None or not self._strangers.acquire(blocking=False):
-                    line.close()
-                    continue
-                threading.Thread(
-                    target=self._greet, args=(line, self._tls), name="lines-greet", daemon=True
-                ).start()
+        for line, _ in accepted(self._listener, self._closed):
+            tls = self._tls
+            if tls is None or not self._strangers.acquire(blocking=False):
+                line.close()
+                continue
+            release = self._strangers.release
+            serve_on_thread(line, self._greet, tls, name="lines-greet", refused=release)
 
     def _greet(self, line: socket.socket, tls: MemberTls) -> None:
         try:
@@ -173,7 +167,7 @@ class GroupListener:
             member.send(b"")
             line.settimeout(None)
             with self._changed:
-                if self._closed:
+                if self._closed.is_set():
                     raise ConnectionAbortedError
                 key = greeting.meeting, member.peer, member.fingerprint, greeting.number
                 # Parts come in any order. A later attempt ends what is left of an earlier one.

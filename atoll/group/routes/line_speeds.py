@@ -17,8 +17,8 @@ PARTS, PART_BYTES = 4, 128 * 1024
 def measure_lines(wires: BoundedProcessGroup) -> dict[str, tuple[float, float]]:
     """Return (round trip in s, bytes per s) from every other member to this one.
 
-    Called by all members. They measure in pairs, each with one partner at a time, because a
-    member's line bears all of its connections. Raises as `BoundedProcessGroup.end`.
+    Called by all members. They measure in pairs, each with one partner at a time, because all
+    connections of a member share its line. Raises as `BoundedProcessGroup.end`.
     """
     return {
         wires.members[partner]: (_trip_s(wires, partner), _bytes_per_s(wires, partner))
@@ -30,7 +30,7 @@ def partners(rank: int, members: int) -> Iterator[int]:
     """Yield one partner after the other, so that all members are in pairs at any time.
 
     The circle method of tournaments: in round k those meet whose numbers add up to k, modulo an odd
-    number; who would meet itself meets the last one, or has no partner.
+    number; a member paired with itself gets the last one instead, or has no partner.
     """
     even = members + members % 2
     odd = even - 1

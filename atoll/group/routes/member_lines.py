@@ -29,7 +29,7 @@ class Line(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether something has come, after at most so long."""
+        """Wait up to `timeout_s`; return whether data has arrived."""
         ...
 
 
@@ -41,7 +41,7 @@ class KnownMembers:
         self._ask = ask
         self._known: Mapping[str, str] = {}
         self._asked_at = -ASK_S
-        # Held while asking, so that many connections at once are one question.
+        # Held while asking, so that many connections at once cause one request.
         self._lock = threading.Lock()
 
     def has(self, member: str, fingerprint: str) -> bool:
@@ -72,9 +72,9 @@ class MemberLines:
     ) -> None:  # fmt: skip
         """Speak for the member `me`, with its own key pair.
 
-        With `known` a line is of a member only if it shows that member's key; without, a member is
-        believed its name. Without `encrypted` lines are authenticated by the job's key alone, and
-        who reads the network reads all.
+        With `known` a line is of a member only if it shows that member's key; without, names are
+        not verified. Without `encrypted` lines are authenticated by the job's key alone, and can
+        be read by others on the network.
 
         Raises:
             AuthError: the key is empty.

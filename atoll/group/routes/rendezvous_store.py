@@ -29,6 +29,7 @@ from atoll.errors import (
     WireError,
 )
 from atoll.group.routes.member_lines import Line, MemberLines
+from atoll.net.accepting import accepted, serve_on_thread, stop_listening
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -50,9 +51,9 @@ def own_address(url: str) -> str:
         family, kind, protocol, _, target = socket.getaddrinfo(
             parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
         )[0]
-        with socket.socket(family, kind, protocol) as probe_peers:
-            probe_peers.connect(target)
-            return str(probe_peers.getsockname()[0])
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
     except OSError as error:
         raise HubUnreachable("there is no route to the hub", given=f"{url} ({error})") from error
 
@@ -63,11 +64,16 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def split_host_port(dial: str) -> tuple[str, int]:
-    """Return the two parts of ``host:port``; raises ConfigError if there is no port."""
+    """Return the two parts of ``host:port``; raises ConfigError if it is no address."""
     host, _, port = dial.rpartition(":")
-    if not host or not port.isdigit():
+    try:
+        number = int(port) if port.isascii() and port.isdigit() else 0
+        host.encode("idna")  # a socket would raise UnicodeError, which is no OSError
+    except ValueError:
+        number = 0
+    if not host or not 0 < number < 65_536:
         raise ConfigError("this is not an address", given=dial, expected="HOST:PORT")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def answers(dial: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
@@ -136,30 +142,22 @@ class StoreServer:
         self._readers = threading.BoundedSemaphore(MAX_READERS)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=128)
-        self._address = self._listener.getsockname()[:2]
-        self.dial = join_host_port(address, self._address[1])
-        self._closed = False
+        self.dial = join_host_port(address, self._listener.getsockname()[1])
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="store", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving."""
-        self._closed = True
-        with suppress(OSError):  # wakes the accepting thread
-            socket.create_connection(self._address, timeout=1.0).close()
+        stop_listening(self._listener, self._closed)
         self._thread.join(1.0)
-        self._listener.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while not self._closed:
-                line, _ = self._listener.accept()
-                if self._closed or not self._readers.acquire(blocking=False):
-                    line.close()
-                    continue
-                threading.Thread(
-                    target=self._serve, args=(line,), name="store-reader", daemon=True
-                ).start()
+        for line, _ in accepted(self._listener, self._closed):
+            if not self._readers.acquire(blocking=False):
+                line.close()
+                continue
+            serve_on_thread(line, self._serve, name="store-reader", refused=self._readers.release)
 
     def _serve(self, line: socket.socket) -> None:
         try:
@@ -204,7 +202,7 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         self._server: Line | None = None
         try:
             self._line = socket.create_connection(split_host_port(dial), timeout=self._left_s())
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise PeerLost(
                 "the first member's store does not answer", given=f"{dial} ({error})"
             ) from error

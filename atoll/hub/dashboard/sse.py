@@ -32,7 +32,7 @@ SEND_TIMEOUT_S = 10.0
 MAX_STREAMS = 32
 MAX_OF_OTHERS = 24
 MAX_OF_ONE = 12
-"""Of all logins that are no operator's, and of one of them: the others see something, too."""
+"""Streams of all logins without the operator's role, and of one, so that others find a place."""
 
 POINTS_PER_TICK = 2_000
 LINES_PER_TICK = 500
@@ -54,7 +54,7 @@ class EventStreams:
         self._snapshots: SnapshotSource | None = None
 
     async def answer(self, request: Request, context: Context) -> Response:
-        """GET /api/stream?job=J&points=ID&since=N: ticks, compressed for who accepts that.
+        """GET /api/stream?job=J&points=ID&since=N: ticks, compressed for clients that accept it.
 
         `points` is the last point that the client has of the job, `since` its last snapshot: a page
         that goes to another job does not get all machines again.
@@ -308,8 +308,8 @@ class _Stream(Response):
     def _packed(self, part: bytes) -> bytes:
         """Return a part as it is sent.
 
-        A full flush forgets what came before: the lengths of parts with text that others choose
-        tell nothing of the ticket, which has a part of its own.
+        A full flush resets the compressor: lengths of parts with text that others choose reveal
+        nothing of the ticket, which is in a part of its own.
         """
         if self._gzip is None:
             return part

@@ -69,7 +69,7 @@ class _Write:
 
 
 class Database:
-    """The hub's durable memory.
+    """The hub's SQLite database.
 
     Args:
         path: The file; its folder is made.
@@ -127,7 +127,7 @@ class Database:
             fn: As for `write`.
             on_commit: Turns the value of `fn` into the future's value. Called in the event loop
                 once the commit is on disk, even if the future was cancelled, and before any
-                future of the same commit is seen to be done.
+                future of the same commit is seen to be done. The future gets what it raises.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -159,7 +159,7 @@ class Database:
         return await loop.run_in_executor(self._readers, self._read, fn, self._reader)
 
     async def search(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        """Do the same for what looks at many rows; other reads do not wait for it."""
+        """Like `read`, for queries over many rows: other reads do not wait for them."""
         self._check_open()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._searchers, self._read, fn, self._searcher)
@@ -198,9 +198,9 @@ class Database:
     def _put(self, write: _Write) -> None:
         """Gather a write until the commit before it is delivered.
 
-        A writer thread that took each write at once would make more and smaller commits, and fight
-        with the event loop for the interpreter: with a thousand producers, one message each, that
-        cost 40 % of the throughput (bench/queue.py).
+        A writer thread that took each write at once would make more and smaller commits, and
+        compete with the event loop for the interpreter lock: with a thousand producers, one message
+        each, that cost 40 % of the throughput (bench/queue.py).
         """
         with self._closing:
             self._check_open()
@@ -224,7 +224,7 @@ class Database:
         return bool(gathered)
 
     def _deliver(self, batch: Iterable[_Write]) -> None:
-        """Hand outcomes to those who wait: one wake-up per event loop, not one per write."""
+        """Deliver the outcomes with one wake-up per event loop, not one per write."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
         for write in batch:
             if write.loop is None:
@@ -304,7 +304,7 @@ def _run_together(connection: sqlite3.Connection, writes: Sequence[_Write]) -> b
         values = writes[0].fn(connection, [write.argument for write in writes])
     except Exception as error:
         if isinstance(error, sqlite3.Error) and not connection.in_transaction:
-            raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
+            raise  # SQLite rolled all of the transaction back (disk full): the batch fails
         connection.execute("ROLLBACK TO one")
         connection.execute("RELEASE one")
         return False
@@ -321,7 +321,7 @@ def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> Non
         write.outcome = (write.run(connection), None)
     except BaseException as error:
         if isinstance(error, sqlite3.Error) and not connection.in_transaction:
-            raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
+            raise  # SQLite rolled all of the transaction back (disk full): the batch fails
         connection.execute("ROLLBACK TO one")
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _CALLERS):
             error = explain(error, path)
@@ -334,8 +334,11 @@ def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> Non
 def _resolve(writes: list[_Write]) -> None:
     for write in writes:
         value, error = write.outcome
-        if error is None and write.on_commit is not None:
-            value = write.on_commit(value)
+        try:
+            if error is None and write.on_commit is not None:
+                value = write.on_commit(value)
+        except Exception as raised:  # must not hold up the other writes, nor those that follow
+            error = raised
         if write.future.cancelled():
             continue
         if error is not None:

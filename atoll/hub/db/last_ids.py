@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LastIdCache:
-    """Ids that only grow, by job. One that is not known stands for "look"."""
+    """The last row id by job. A job without an entry has to be looked up."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -22,7 +22,7 @@ class LastIdCache:
         return self._ids.get(job, 0)
 
     def forget(self, job: str) -> None:
-        """Know nothing of a job any more."""
+        """Drop the entry of a job."""
         self._ids.pop(job, None)
 
     def is_all(self, job: str, after: int) -> bool:

@@ -27,12 +27,15 @@ def hold_lock(path: Path) -> sqlite3.Connection:
     Raises:
         HubError: another hub holds it.
     """
-    lock = sqlite3.connect(
-        path.with_name(path.name + ".lock"),
-        timeout=_LOCK_WAIT_S,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    try:
+        lock = sqlite3.connect(
+            path.with_name(path.name + ".lock"),
+            timeout=_LOCK_WAIT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
     try:
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:

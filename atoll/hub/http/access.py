@@ -94,7 +94,7 @@ async def renew(request: Request, context: Context) -> Response:
 async def show_ca(request: Request, context: Context) -> Response:
     """GET /ca.pem: certificate of the hub's authority, to compare with a fingerprint.
 
-    With `?fingerprint=` also of the one that is to replace it.
+    `?fingerprint=` selects one of them, e.g. the one that is to replace the present one.
     """
     tls = access_of(context).tls
     authorities = tls.authorities if tls is not None else []
@@ -111,12 +111,12 @@ class TicketRequest(msgspec.Struct, frozen=True):
 
     role: Literal["node", "viewer", "operator", "program"] = "node"
     uses: int | None = None
-    """How many may use it; None: any number."""
+    """Maximum number of uses; None: no limit."""
     valid_s: float | None = None
     """Validity in seconds; None: no expiry."""
     name: str = ""
     quotas: dict[str, int] = {}
-    """Limits of those who come with it, by name."""
+    """Quotas of the nodes or logins that are created with it, by name."""
     queues: list[str] = []
     """Names below which a program may use queues and topics; empty: all that are shared."""
 

@@ -35,7 +35,7 @@ _VERBS = {
     "refused": ("made a request", "make a request"),
 }
 _NAMED = ("jobs", "nodes", "alarms", "secrets")
-"""Collections whose next part of the address is the name of what was changed."""
+"""Collections in an address that are followed by the name of the changed object."""
 
 
 def audit_sentence(row: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ _OUTCOMES = {
 
 
 def _object(target: str) -> str:
-    """Return the name in an address; a target that is none, e.g. of a session, as it is."""
+    """Return the name in an address; a target that is no address, e.g. a session, unchanged."""
     _method, space, path = target.partition(" ")
     if not space or not path.startswith("/"):
         return target

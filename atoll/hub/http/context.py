@@ -107,7 +107,7 @@ class Context:
     """None: machines join with tickets only."""
     planner: Planner | None = None
     url: str = ""
-    """Of the hub itself."""
+    """URL of the hub itself."""
 
     @property
     def ticket(self) -> str:

@@ -63,7 +63,8 @@ class Json(Response):
 def compressed(request: Request, content: Any) -> Json:
     """Return a JSON response, compressed for a client that accepts it.
 
-    Not for content with a secret beside text that others choose: lengths would tell of it.
+    Not for content that holds a secret beside text that others choose: the compressed length would
+    reveal the secret.
     """
     answer = Json(content)
     if "gzip" in request.headers.get("accept-encoding", ""):
@@ -150,7 +151,13 @@ class Endpoint:
             refusal = error_response(wrong, 405)
             refusal.headers["allow"] = ", ".join(self._handlers)
             return refusal
-        response = await self._attempt(handler, request)
+        try:
+            response = await self._attempt(handler, request)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            await self._note(handler, request, 500)
+            raise
         await self._note(handler, request, response.status_code)
         return response
 

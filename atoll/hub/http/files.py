@@ -16,19 +16,28 @@ from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
 from atoll.hub.http.jobs import job_of
 from atoll.hub.http.middleware import MAX_SPEED_BYTES
 from atoll.hub.jobs.record import code_of
+from atoll.hub.paths.service import RECORD_NAME as PATHS_RECORD
 from atoll.hub.quotas.ledger import Holder
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
 from atoll.hub.storage.files import ARTIFACTS
+from atoll.hub.verification.service import COMMITMENTS_NAME
 from atoll.hub.verification.service import FOLDER as STATES
+from atoll.hub.verification.service import RECORD_NAME as VERIFICATION_RECORD
 from atoll.wire.manifest import MANIFEST_NAME
 
 _BLOCK = bytes(64 * 1024)
+
+_RECORDS = frozenset(("job.toml", PATHS_RECORD, VERIFICATION_RECORD))
+"""Files besides logs and manifests that only the hub writes."""
+
+_UNREAD = frozenset((COMMITMENTS_NAME, VERIFICATION_RECORD))
+"""Files that members do not read: a checker could copy the digests that it is to find."""
 
 
 async def put_file(request: Request, context: Context) -> Response:
     """PUT /api/jobs/J/files/PATH: store a file; `X-Sha256` is checked."""
     job, name = job_of(request, context), str(request.path_params["path"])
-    own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
+    own = name in _RECORDS or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
     if own and not name.startswith(ARTIFACTS):
         raise HttpRefused(403, AuthError("only the hub writes this file", given=name))
     if name.startswith(f"{STATES}/"):
@@ -51,7 +60,7 @@ async def put_file(request: Request, context: Context) -> Response:
 
 
 def announced_bytes(request: Request) -> int:
-    """Return how many bytes a request says that it brings; 0: it does not say."""
+    """Return the declared size of the body of a request; 0: none is declared."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isdecimal() and len(text) < 19 else 0
 
@@ -67,10 +76,13 @@ def _left_by(node: str, context: Context, job: str, name: str) -> bool:
 async def get_file(request: Request, context: Context) -> Response:
     """GET or HEAD /api/jobs/J/files/PATH: stream a file; supports ranges."""
     job, name = job_of(request, context), str(request.path_params["path"])
+    role = identity_of(request).role
+    if role == "job" and (name in _UNREAD or name.startswith(f"{STATES}/")):
+        raise HttpRefused(403, AuthError("members do not read this file", given=name))
     info = await context.stores.files.stat(job, name)
     if info is None:
         raise HttpRefused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
-    if name == "job.toml" and identity_of(request).role == "viewer":
+    if name == "job.toml" and role == "viewer":
         text = without_secrets(context.stores.jobs.get(job).text)
         return PlainTextResponse(text, headers={"x-content-type-options": "nosniff"})
     headers = {
@@ -137,7 +149,7 @@ def _runs_code(node: str, context: Context, sha256: str) -> bool:
 async def get_blob(request: Request, context: Context) -> Response:
     """GET or HEAD /api/blobs/SHA256: stream a blob; supports ranges.
 
-    A node gets the code of jobs that run on it. To a job the hash is the only key: it gets the
+    A node gets the code of jobs that run on it. A job gets any blob by its hash: it receives the
     hashes of large queue items with the items.
     """
     sha256, blobs = str(request.path_params["sha256"]), context.stores.blobs

@@ -24,7 +24,7 @@ class RotateRequest(msgspec.Struct, frozen=True):
 
     what: Literal["authority", "certificate", "operator"]
     overlap_s: float = 0.0
-    """How long what is replaced stays valid; 0: it ends at once."""
+    """Seconds for which the replaced key stays valid."""
 
 
 async def show(_request: Request, context: Context) -> Response:

@@ -1,4 +1,4 @@
-"""REST handler of the quotas: who uses how much of what."""
+"""REST handler of the quotas and their use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from atoll.hub.quotas.limits import Kind
 SHOWN = 20
 """Holders per kind, those that use most of their limit."""
 MOST_REACHED = 100
-"""Reached limits are shown besides, as many of a kind as this."""
+"""Reached limits per kind that are shown even beyond these."""
 
 
 async def show(request: Request, context: Context) -> Response:
-    """GET /api/limits: the limits, and who uses most; `?all=1`: everybody."""
+    """GET /api/limits: the limits, and the holders that use most; `?all=1`: all holders."""
     ledger = context.stores.ledger
     uses = await ledger.uses()
     shown = uses if request.query_params.get("all") == "1" else fullest(uses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from atoll.hub.http.views import describe_member, describe_node
@@ -26,15 +27,14 @@ class HubFacade:
     def nodes(self) -> list[dict[str, Any]]:
         """Return every node that joined since the hub started."""
         now = self._clock.monotonic()
+        processes: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for job in self._stores.jobs.list():
+            for member in job.processes if job.state == JobState.RUNNING else ():
+                if member.live:
+                    processes[member.node].append((job.job, member.member))
         views = []
         for node in self._membership.nodes.values():
-            running = [
-                (job.job, member.member)
-                for job in self._stores.jobs.list()
-                if job.state == JobState.RUNNING
-                for member in job.processes
-                if member.node == node.node and member.live
-            ]
+            running = processes[node.node]
             view = describe_node(
                 node,
                 self._sessions.get(node.node),

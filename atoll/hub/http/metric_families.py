@@ -130,9 +130,7 @@ def _nodes(nodes: Sequence[Row]) -> list[Family]:
         return Family(f"atoll_node_{name}", "gauge", text, samples)
 
     return [
-        flag(
-            "online", "1 if the node is connected.", lambda node: node["state"] == NodeState.ONLINE
-        ),
+        flag("online", "1 if the node is connected.", _is_online),
         flag("draining", "1 if it takes no new work.", lambda node: bool(node["draining"])),
         flag("paused", "1 if its owner's policy pauses it.", _is_paused),
         *_table("atoll_node", _OF_NODES, [({"node": str(n["node"])}, n) for n in nodes]),

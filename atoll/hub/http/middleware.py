@@ -44,7 +44,7 @@ _FILE = re.compile(r"/api/jobs/[^/]+/files/.+")
 _BLOB = re.compile(r"/api/blobs/[0-9a-f]{64}")
 
 AUTHORITIES = "atoll-authorities"
-"""Header with the fingerprints of the authorities that clients will know this hub by."""
+"""Header with the fingerprints of the certificate authorities of this hub, present and next."""
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -91,7 +91,7 @@ class _AuthMiddleware:
         await self._app(scope, _bounded(receive, limit, deadline=deadline), send)
 
     async def _pace(self, scope: Scope, headers: Headers) -> None:
-        """Let who sends too many requests wait, with a token or without."""
+        """Delay a client that sends too many requests, with or without a token."""
         if self._context.access is None or scope["path"] == "/healthz":
             return
         meters = self._context.access.meters

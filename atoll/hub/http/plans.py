@@ -1,4 +1,4 @@
-"""REST handlers of plans: what would be best for a job on the machines that are there."""
+"""REST handlers of plans: the best methods and machines for a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def of_job(request: Request, context: Context) -> Response:
 async def of_text(request: Request, context: Context) -> Response:
     """POST /api/plan: the same for a job file that is not stored."""
     body = await body_as(request, PlanRequest)
-    parse_spec(body.spec)  # says at once what is wrong
+    parse_spec(body.spec)  # refuses a wrong one before a process is started
     return await _answer(request, context, body.spec)
 
 

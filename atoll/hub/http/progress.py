@@ -12,7 +12,7 @@ from atoll.hub.observability.latest import Latest
 from atoll.wire.states import JobState, MemberState
 
 LEAST_FRACTION = 0.02
-"""Below it the average speed says nothing about the rest."""
+"""Below this fraction no remaining time is estimated from the average speed."""
 
 Recent = Sequence[tuple[float, int]]
 
@@ -36,7 +36,7 @@ def progress_of(
         "round": job.committed_round,
         "training_s": trained_s,
         "wall_s": wall_s(job, now),
-        "left_s": _left_s(job, latest, step=step, trained_s=trained_s or 0.0, now=now),
+        "left_s": _left_s(job, latest, step=step, trained_s=trained_s or 0.0),
     }
 
 
@@ -48,9 +48,7 @@ def _step(job: Job, latest: Mapping[str, Latest], swarm: Mapping[str, Any] | Non
     return policy_steps(job, known) if job.of_policies else max(known.values(), default=0)
 
 
-def _left_s(
-    job: Job, latest: Mapping[str, Latest], *, step: int, trained_s: float, now: float
-) -> float | None:
+def _left_s(job: Job, latest: Mapping[str, Latest], *, step: int, trained_s: float) -> float | None:
     """Return the time left: by the newest points, else by the average of the whole run."""
     steps = steps_of(job.spec)
     if job.state != JobState.RUNNING or job.paused or not steps:
@@ -58,7 +56,7 @@ def _left_s(
     running = [m for m in job.members.values() if m.state == MemberState.RUNNING]
     if job.of_policies:
         return _left_of_policies(job, latest)
-    speeds = (_speed(latest[m.member].recent, now) for m in running if m.member in latest)
+    speeds = (_speed(latest[m.member].recent) for m in running if m.member in latest)
     speed = max((one for one in speeds if one is not None), default=None)
     if speed:
         return max(0.0, (steps - step) / speed)
@@ -66,7 +64,7 @@ def _left_s(
     return trained_s * (1 - fraction) / fraction if fraction > LEAST_FRACTION else None
 
 
-def _speed(recent: Iterable[tuple[float, int]], now: float) -> float | None:
+def _speed(recent: Iterable[tuple[float, int]]) -> float | None:
     """Return the steps per second between the oldest and newest recent point."""
     points = list(recent)
     forward = [at for at in range(1, len(points)) if points[at][1] < points[at - 1][1]]

@@ -1,4 +1,4 @@
-"""REST handlers of verified jobs: who was checked, and the states that are handed over for it."""
+"""REST handlers of verified jobs: results of the checks, and states that members upload."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def job_view(
         latest: Newest metrics by member.
         live: Session state by member, see `LiveHub.members`.
         traffic: What all its members, former ones included, have sent and received.
-        swarm: What people see of a SWARM, if it is one.
+        swarm: View of a SWARM; None for other jobs.
         now: The time, as Unix time.
     """
     ordered = sorted(job.members.values(), key=lambda member: member.slot)

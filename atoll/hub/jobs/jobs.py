@@ -23,17 +23,16 @@ from atoll.config.island_checks import check_encryption, not_encrypted
 from atoll.config.redaction import secrets_of, secrets_of_copies
 from atoll.errors import AtollError, ConfigError, HubError
 from atoll.hub.db.database import Database
+from atoll.hub.jobs.fields import change_fields, restored_on_error
 from atoll.hub.jobs.members import Members
 from atoll.hub.jobs.people import describe_nodes
 from atoll.hub.jobs.record import Job as Job
 from atoll.hub.jobs.record import Member as Member
 from atoll.hub.jobs.record import (
     blobs_of,
-    change_fields,
     check_files,
     check_labels,
     check_spec_change,
-    restored_on_error,
 )
 from atoll.hub.jobs.times import TIMES, note_time
 from atoll.hub.observability.events import Events

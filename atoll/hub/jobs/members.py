@@ -10,7 +10,8 @@ import msgspec
 
 from atoll.errors import HubError
 from atoll.hub.jobs.completion import MAX_FAILURES, end_state, restarts_exhausted
-from atoll.hub.jobs.record import Job, Member, change_fields
+from atoll.hub.jobs.fields import change_fields
+from atoll.hub.jobs.record import Job, Member
 from atoll.hub.observability.events import Events
 from atoll.ids import is_follower
 from atoll.wire.states import MemberState, ProcessPhase

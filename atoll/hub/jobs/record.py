@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from atoll.config import JobSpec, parse_spec, sent_hashes
 from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
 from atoll.config.tables import TrainTable
-from atoll.errors import ConfigError, unknown
+from atoll.errors import ConfigError
 from atoll.hub.jobs.descriptions import (
     describe_inner,
     describe_island,
@@ -189,27 +188,6 @@ class Job(msgspec.Struct, kw_only=True):
         return frozenset(
             member_id(slot) for slot, role in enumerate(self._roles) if role.role != ACTOR
         )
-
-
-@contextmanager
-def restored_on_error(target: Any, names: Iterable[str]) -> Iterator[None]:
-    """Set these fields of a record back if the block raises, e.g. because it was not saved."""
-    before = {name: getattr(target, name) for name in names}
-    try:
-        yield
-    except BaseException:
-        for name, value in before.items():
-            setattr(target, name, value)
-        raise
-
-
-def change_fields(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:
-    """Set fields of a record; an unknown name raises and changes nothing."""
-    for name in changes:
-        if name not in known:
-            raise unknown(f"field of a {type(target).__name__.lower()}", name, known)
-    for name, value in changes.items():
-        setattr(target, name, value)
 
 
 LINES_SHOWN = 20

@@ -1,4 +1,4 @@
-"""Connects the quotas with what only sessions know: memory of reducers, frames of processes."""
+"""Reports to the quotas what only sessions know: memory of reducers, frames of processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from atoll.ids import is_reducer
 
 _OF_REDUCERS = (Kind.REDUCER_MEMBER, Kind.REDUCER_JOB)
 _Use = tuple[Kind, Holder, int]
+
+MAX_FIGURE = 1e18
+"""Figures from this on are ignored: a process on another machine may report any number."""
 
 
 class SessionMeters:
@@ -26,7 +29,7 @@ class SessionMeters:
         ledger.sources.append(self._uses)
 
     def limits_of(self, address: str) -> dict[str, int]:
-        """Return what the process at an address has to keep to: reducers, their memory."""
+        """Return the limits of the process at an address: of memory for a reducer, else none."""
         if not is_reducer(address.partition("/")[2]):
             return {}
         return {kind.value: self._ledger.quotas.of(kind) for kind in _OF_REDUCERS}
@@ -51,14 +54,17 @@ class SessionMeters:
             figure, _, member = name.partition("/")
             kind = Kind.REDUCER_MEMBER if member else Kind.REDUCER_JOB
             holder = Holder("job", session.job, member)
-            if figure == "held_bytes" and 0 <= value < 1e18:
+            if not 0 <= value < MAX_FIGURE:
+                continue
+            if figure == "held_bytes":
                 found.append((kind, holder, int(value)))
             elif figure == "refused":
                 key = (session.incarnation, name)
                 if (more := value - self._refused.get(key, 0.0)) > 0:
                     self._refused[key] = value
                     held = session.stats.get(name.replace("refused", "held_bytes"), 0.0)
-                    self._ledger.note(kind, holder, used=int(held), times=int(more))
+                    used = int(held) if 0 <= held < MAX_FIGURE else 0
+                    self._ledger.note(kind, holder, used=used, times=int(more))
         return found
 
 

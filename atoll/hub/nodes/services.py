@@ -1,4 +1,4 @@
-"""The parts of a hub that act on jobs, handed on together."""
+"""The services of a hub that act on jobs, as one argument."""
 
 from __future__ import annotations
 

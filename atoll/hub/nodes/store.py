@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, field
 
+from atoll.errors import AtollError
 from atoll.hub.db.database import Database
 from atoll.wire.messages import NodeInfo
 
@@ -60,8 +61,9 @@ class NodeStore:
         return self._standings.get(node)
 
     async def put(self, node: str, standing: NodeRecord) -> None:
-        """Store a node's record; returns when it is durable."""
-        if self._standings.get(node) == standing:
+        """Store a node's record; returns when it is durable. On an error the old one holds."""
+        before = self._standings.get(node)
+        if before == standing:
             return
         self._standings[node] = standing
         row = (node, standing.incarnation, int(standing.draining), standing.reason)
@@ -69,4 +71,15 @@ class NodeStore:
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR REPLACE INTO node_standings VALUES (?, ?, ?, ?)", row)
 
-        await self._database.write(write)
+        try:
+            await self._database.write(write)
+        except AtollError:
+            if self._standings.get(node) is standing:
+                self._restore(node, before)
+            raise
+
+    def _restore(self, node: str, before: NodeRecord | None) -> None:
+        if before is None:
+            del self._standings[node]
+        else:
+            self._standings[node] = before

@@ -1,7 +1,7 @@
-"""How much one token, or one stranger, may send over all connections: the rest waits.
+"""Rate limits per token, and per address without a token: requests above them are delayed.
 
-A session has its own limit; a token may have thousands of connections, and requests by HTTP
-besides. Operators have no limit: who may stop the hub need not flood it.
+They hold for all connections together: each session has a limit of its own, but a token may have
+thousands of sessions, and requests by HTTP besides. Operators have no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.hub.sessions.request_meter import RequestMeter
 from atoll.hub.sessions.session import Sessions
 
 MOST_PAUSE_S = 20.0
-"""Who has thousands of connections waits longer on each than one session does."""
+"""Longest delay of a request; more than for one session, as a token may have thousands."""
 STRANGERS_PER_S = 100.0
 """Requests of one address without a token in the long run: about 4 % of the hub's processor. A page
 of the dashboard is 60 of them, once."""
@@ -29,7 +29,7 @@ class TokenMeters:
     """One meter per owner of a token."""
 
     def __init__(self, ledger: Ledger, sessions: Sessions, *, clock: Clock) -> None:
-        """Apply the quota `requests_per_s`, or that of the ticket with which the owner came."""
+        """Apply the quota `requests_per_s`, or that of the owner's ticket."""
         sessions.pause_of, sessions.stranger_pause_of = self.pause_s, self.stranger_pause_s
         self._ledger, self._clock = ledger, clock
         self._meters: dict[Holder, RequestMeter] = {}

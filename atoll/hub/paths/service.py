@@ -18,6 +18,7 @@ from atoll.clock import Clock
 from atoll.config import JobSpec
 from atoll.errors import HubError
 from atoll.hub.jobs.jobs import Job
+from atoll.hub.long_polls import LongPolls
 from atoll.hub.observability.latest import Latest
 from atoll.hub.paths.view import Around, PathsView, view_of_paths
 from atoll.hub.rounds.checkpoints import Checkpoints
@@ -35,8 +36,6 @@ logger = logging.getLogger(__name__)
 RECORD_NAME = "paths.json"
 SILENT_S = 20.0
 """A member that is to train and was silent for so long loses its turn: it may be asleep."""
-POLL_S = 5.0
-"""A request without news is answered after this long, so that none stays open for a lost member."""
 
 
 @dataclass(eq=False)
@@ -50,15 +49,10 @@ class PathRuntime:
     changes: int = 0
     """Losses that may not be on disk yet: no request has looked since."""
     announced: set[int] = field(default_factory=set)
-    """Phases of which people know that paths do not count."""
+    """Phases of which an event says which paths do not count."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the ledger is changed and written."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def wake(self) -> None:
-        """Let waiting requests look again."""
-        self.changed.set()
-        self.changed = asyncio.Event()
+    polls: LongPolls = field(default_factory=LongPolls)
 
 
 def settings_of(spec: JobSpec, *, start_s: float) -> PathSettings:
@@ -72,7 +66,7 @@ def layout_of(spec: JobSpec) -> PathLayout:
 
 
 def undealt(record: PathRecord) -> PathRecord:
-    """Return what of a job's paths outlives an end of the job."""
+    """Return the part of a record that is kept when the job ends."""
     return msgspec.structs.replace(
         record, dealt={}, lost=[], exported=[], processes={}, opened=False, last=False, over=False
     )
@@ -140,10 +134,12 @@ class PathService:
         """Return a member's next turn, as soon as it has one; see :meth:`PathLedger.ask`."""
         runtime = self._runtime(job)
         newest = await self._checkpoints.newest(job)
+        # Not later: another request may know a newer one by then.
+        runtime.ledger.checkpoint = newest.round
 
         async def look() -> PathTurn | None:
             ledger = runtime.ledger
-            ledger.checkpoint, ledger.stopping = newest.round, self._jobs.get(job).stopping
+            ledger.stopping = self._jobs.get(job).stopping
             ledger.rounds = self._rounds_of(job)
             before = ledger.news
             turn = ledger.ask(member, body, self._clock.monotonic())
@@ -206,7 +202,7 @@ class PathService:
             runtime.ledger.committed(verdict.group, verdict.contributors)
 
     async def begin_again(self, job: str) -> None:
-        """A resumed job's paths are dealt anew; its figures and its least losses so far hold."""
+        """Keep the figures and least losses of a resumed job; its paths are assigned anew."""
         before = self._runtimes.get(job)
         self._end(job)
         async with before.lock if before is not None else asyncio.Lock():  # it may be writing
@@ -225,7 +221,7 @@ class PathService:
         if runtime is not None:
             runtime.ledger.gone(member)
             runtime.changes += 1
-            runtime.wake()
+            runtime.polls.wake()
 
     # ------------------------------------------------------------------------------- events
 
@@ -249,13 +245,13 @@ class PathService:
                     if self._runtimes.get(job) is runtime:
                         await self._after(runtime, ledger.news)
             if ledger.waiting and not ledger.awaited:
-                runtime.wake()
+                runtime.polls.wake()
 
     def _end(self, job: str) -> None:
         runtime = self._runtimes.pop(job, None)
         if runtime is not None:
             self._records[job] = undealt(runtime.ledger.record())
-            runtime.wake()
+            runtime.polls.wake()
 
     async def _after(self, runtime: PathRuntime, before: tuple[object, ...]) -> None:
         """Write what has changed, then notify all waiting requests, and people."""
@@ -277,33 +273,26 @@ class PathService:
             paths = ", ".join(f"{path} of {lost[path]}" for path in sorted(lost))
             await self._events.add(job, "path-missed", f"phase {phase} goes without path {paths}")
         runtime.announced = set(ledger.missed)
-        runtime.wake()
+        runtime.polls.wake()
 
     async def _when(
         self, runtime: PathRuntime, look: Callable[[], Awaitable[T | None]], *, member: str
     ) -> T | None:
-        """Return what `look` finds, now or after a change; None after `POLL_S`.
+        """Return what `look` finds, now or after a change; None if there is no news.
 
         A process that has ended meanwhile asks for nothing any more.
         """
         attempt = self._attempt(runtime.job, member)
-        deadline = self._clock.monotonic() + POLL_S
-        while True:
-            changed = runtime.changed
+
+        def is_open() -> bool:
+            hosted = self._runtimes.get(runtime.job) is runtime
+            return hosted and attempt > 0 and self._attempt(runtime.job, member) == attempt
+
+        async def look_alone() -> T | None:
             async with runtime.lock:
-                if self._runtimes.get(runtime.job) is not runtime:
-                    return None
-                if not attempt or self._attempt(runtime.job, member) != attempt:
-                    return None
-                found = await look()
-            left_s = deadline - self._clock.monotonic()
-            if found is not None or left_s <= 0:
-                return found
-            try:
-                async with asyncio.timeout(left_s):
-                    await changed.wait()
-            except TimeoutError:
-                return None
+                return await look() if is_open() else None
+
+        return await runtime.polls.when(look_alone, open_=is_open, clock=self._clock)
 
     def _attempt(self, job: str, member: str) -> int:
         """Return the number of a member's process; 0: it has ended."""

@@ -19,7 +19,7 @@ PAUSE_S = 60.0
 NEAR_MS = 10.0
 """Lines between members at one place are not looked at: rates of busy machines are noise."""
 MOST_SAID = 4
-"""Changes that are named."""
+"""Changes that a message names."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Watch:
     def look(self, lines: Lines, now_s: float) -> str:
         """Return why it is to be planned again, in words; empty: it is not.
 
-        What is given then counts as planned.
+        If it is, `lines` become those that it was planned for.
         """
         found = changes(self.lines, lines)
         if not found:

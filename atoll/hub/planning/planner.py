@@ -1,7 +1,7 @@
 """Asks `python -m atoll.forecast` for plans: the hub itself never loads torch.
 
-One process at a time, for at most `LIMIT_S`. An answer is kept as long as the job file and the
-machines stay as they are, their rates within about a tenth.
+One process at a time, for at most `LIMIT_S`. An answer is kept as long as the job file, the
+scaling law and the machines stay as they are, their rates within about 15 %.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from atoll.errors import ConfigError, HubError, LimitReached, PlanError, from_dict
 from atoll.hub.security.auth import Identity
 from atoll.system import before_program
+from atoll.wire.states import NodeState
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +37,11 @@ it gets a fiftieth of a busy machine's time, and a plan takes minutes."""
 MOST_WAITING = 8
 MOST_OF_OTHERS = 4
 MOST_OF_ONE = 2
-"""Of all logins that are no operator's, and of one of them: operators find a place, others, too.
-The hub itself, which plans running jobs again, always has one."""
+"""Places of all logins without the operator's role, and of one of them, so that others find one.
+The hub itself, which plans running jobs again, always has a place."""
 MOST_KEPT = 32
+AWAY = (NodeState.LOST, NodeState.LEFT)
+"""States of machines that are not connected."""
 LAW_FILE = "scaling.json"
 """In the hub's data folder: a scaling law, by which losses are predicted too."""
 STEPS_PER_FACTOR = 7.0
@@ -92,18 +95,19 @@ class Planner:
             LimitReached: too many plans are requested at once.
         """
         self.check()
-        if all(row.get("state") == "lost" for row in nodes):
+        here = [row for row in nodes if row.get("state") not in AWAY]
+        if not here:
             raise ConfigError(
                 "no machine is online at this hub", given=f"{len(nodes)} known",
                 remedy="start one with `atoll join`, or plan for a file: "
                 "atoll plan job.toml --machines fleet.toml",
             )  # fmt: skip
+        law = _text_of(self._law)
         request = {
-            "spec": spec, "nodes": list(nodes), "events": list(events), "hub": hub,
-            "law": str(self._law) if self._law.exists() else "",
-            "running": running,
+            "spec": spec, "nodes": here, "events": list(events), "hub": hub,
+            "law": str(self._law) if law else "", "running": running,
         }  # fmt: skip
-        key = _key_of(request)
+        key = _key_of(request | {"law": law})
         self._admit(by)
         self._waiting[by] += 1
         try:
@@ -167,6 +171,14 @@ class Planner:
         return output
 
 
+def _text_of(path: Path) -> str:
+    """Return the text of a file; empty: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _read(answer: bytes) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.decode(answer)
     if "error" in found:
@@ -176,7 +188,7 @@ def _read(answer: bytes) -> dict[str, Any]:
 
 def _key_of(request: Mapping[str, Any]) -> str:
     """Return what must be equal for an answer to be used again."""
-    machines = sorted(_about(row) for row in request["nodes"] if row.get("state") != "lost")
+    machines = sorted(map(_about, request["nodes"]))
     kept = [request["spec"], request["law"], request["running"], machines]
     return hashlib.sha256(msgspec.json.encode(kept)).hexdigest()
 

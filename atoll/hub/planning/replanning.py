@@ -19,7 +19,7 @@ from atoll.errors import AtollError
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.services import JobServices
 from atoll.hub.planning.changes import Line, Lines, Watch
-from atoll.hub.planning.planner import Planner, Running
+from atoll.hub.planning.planner import AWAY, Planner, Running
 from atoll.hub.rounds.runtime import RoundRuntime
 from atoll.rounds.timing import expect_round
 from atoll.wire.states import JobState
@@ -44,12 +44,12 @@ class Replanner:
     _watches: dict[str, Watch] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Look at all jobs for ever."""
+        """Look at all jobs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.look()
-            except AtollError:
+            except Exception:
                 logger.exception("jobs were not looked at")
 
     async def look(self) -> None:
@@ -62,7 +62,7 @@ class Replanner:
                 continue  # it has ended while another one was planned
             here = self._here(job, rows)
             if not here or self.services.rounds.machine(job.job).starting:
-                continue  # no member is there yet, or not all who were planned for
+                continue  # no member takes part yet, or some are still starting
             lines = Lines({n: Line.of(row) for n, row in here.items()}, self._between(job, here))
             watch = self._watches.setdefault(job.job, Watch(lines))
             if why := watch.look(lines, self.clock.monotonic()):
@@ -83,7 +83,7 @@ class Replanner:
         found: dict[str, dict[str, Any]] = {}
         for member in machine.members.trainers():
             row = rows.get(job.members[member].node) if member in job.members else None
-            if row is None or row.get("state") == "lost":
+            if row is None or row.get("state") in AWAY:
                 continue
             name = str(row["node"])
             name = f"{name}-{member}" if name in found else name

@@ -1,7 +1,7 @@
 """Bytes on disk of each job: what lies in its folder, and its output in the database.
 
-Measured by looking, and counted on from there as files come. Before anything is refused it is
-measured again, so that what was deleted meanwhile, by whomever, is free.
+A folder is measured once, and the sizes of files that arrive are added. It is measured again before
+anything is refused, as files may have been deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from atoll.hub.quotas.limits import Kind
 FRESH_S = 30.0
 """How old a measurement of a running job may be, where nothing depends on it."""
 MANY_FRESH_S = 1.0
-"""The same before all jobs of a login are refused more; of a single job nothing older counts."""
+"""The same before a login is refused; before a job is refused it is always measured again."""
 LOOK_S = 0.25
-"""Longest time of one look at the folders of many jobs; the others follow with the next."""
+"""Time limit for measuring the folders of many jobs; the next call measures the others."""
 LOOKS = 3
 """Looks at a job's folder for one measurement, if files arrive during each."""
 
@@ -85,7 +85,7 @@ class DiskMeter:
             self._stored.pop(job, None)
 
     async def measure(self, job: str) -> int:
-        """Look how many bytes a job has; looks at the same time are one."""
+        """Measure the bytes of a job; calls at the same time share one measurement."""
         looking = self._looking.get(job)
         if looking is None:
             looking = self._looking[job] = asyncio.ensure_future(self._look(job))

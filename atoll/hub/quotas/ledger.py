@@ -1,7 +1,7 @@
-"""Who uses how much of what, which limits hold for them, and who has reached one.
+"""Use and limits of every holder of a quota.
 
-No second book: what is used is read where it is stored, each time. The ledger itself remembers
-only who was refused lately.
+Nothing is counted twice: the use is read from the stores each time. The ledger itself keeps only
+the newest refusals.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Ledger:
             self._refusals.popitem(last=False)
 
     async def uses(self) -> list[Use]:
-        """Return what everybody uses now, the fullest first."""
+        """Return the use of all holders, those closest to their limits first."""
         found: dict[tuple[Kind, Holder], int] = {}
         for source in self.sources:
             found |= {(kind, holder): used for kind, holder, used in await source()}

@@ -43,7 +43,7 @@ class Kind(enum.StrEnum):
 
     @property
     def of_token(self) -> bool:
-        """Whether a ticket may set it for those who come with it."""
+        """Whether a ticket may set it for the nodes and logins that are created with it."""
         return self in _OF_TOKEN
 
 
@@ -135,7 +135,7 @@ def parse_quotas(texts: Iterable[str]) -> dict[str, int]:
         if not equals:
             raise ConfigError("this is not a quota", given=repr(text), expected="e.g. disk=10GB")
         name, value = name.strip(), value.strip()
-        found[name] = int(value) if value.isdigit() else value
+        found[name] = int(value) if value.isdecimal() else value
     return checked(found, of_token=True)
 
 

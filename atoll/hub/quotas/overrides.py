@@ -1,4 +1,4 @@
-"""Limits that tickets set for those who come with them."""
+"""Limits that a ticket sets for the nodes and logins that are created with it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from atoll.wire.messages import Point
 
 
 class HeldOutStore:
-    """The evaluations of all jobs; each is stored once, though it may come again."""
+    """The evaluations of all jobs; each is stored once, even if it is reported again."""
 
     def __init__(
         self, *, metrics: Metrics, events: Events, checkpoints: Checkpoints, clock: Clock
@@ -30,7 +30,7 @@ class HeldOutStore:
     async def store(self, job: str, found: Evaluated, *, round_: int) -> None:
         """Store a complete evaluation of the state after so many rounds, and score its checkpoint.
 
-        After a restart of the hub the present state is measured again: then it is known already.
+        After a restart of the hub the present state is measured again; that changes nothing.
         """
         total = found.total
         if not found.member or not math.isfinite(total.loss_sum) or total.targets < 1:

@@ -1,15 +1,15 @@
-"""Hosts the ledgers of SWARM jobs: waits with the requests of members until there are news.
+"""Hosts the ledgers of SWARM jobs: answers members when there is news.
 
 Nothing is written to disk. A ledger begins with the first announcement that this hub process gets
-of a job, and takes over what members report until all live ones are back or `RETURN_S` has passed;
-at the start of a job no member has anything to report, and that is the same.
+of a job, and takes over what members report until all live ones are back or `RETURN_S` has passed.
+The start of a job is no special case: its members have nothing to report.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from atoll.clock import Clock
 from atoll.config import JobSpec
 from atoll.errors import HubError
 from atoll.hub.jobs.jobs import Job, Jobs
+from atoll.hub.long_polls import LongPolls
 from atoll.hub.observability.events import Events
 from atoll.hub.observability.metrics import Metrics
 from atoll.hub.rounds.checkpoints import Checkpoints
@@ -55,9 +56,6 @@ CHECKPOINTS = 8
 STARTS_S = 60.0
 """For this long a job whose first members build their stages is not called paused."""
 
-POLL_S = 5.0
-"""A request without news is answered after this long, so that none stays open for a lost member."""
-
 
 @dataclass(eq=False)
 class SwarmRuntime:
@@ -71,16 +69,11 @@ class SwarmRuntime:
     waits_since: float | None = None
     """Monotonic time since when it waits."""
     moves: deque[MoveView] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    polls: LongPolls = field(default_factory=LongPolls)
     rebuilt: set[tuple[int, int]] = field(default_factory=set)
     """Stages that became the mean of their neighbours, with the step."""
     going_back: asyncio.Lock = field(default_factory=asyncio.Lock)
     storing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def wake(self) -> None:
-        """Let waiting requests look again."""
-        self.changed.set()
-        self.changed = asyncio.Event()
 
 
 def settings_of(spec: JobSpec) -> SwarmSettings:
@@ -195,7 +188,7 @@ class SwarmService:
         """Lease microbatches to a driver, as soon as there are any."""
         runtime = self._runtime(job)
 
-        def look() -> SwarmLeases | None:
+        async def look() -> SwarmLeases | None:
             leases = runtime.ledger.want(member, body, self._clock.monotonic())
             return leases if leases.leases else None
 
@@ -232,7 +225,7 @@ class SwarmService:
         runtime = self._runtime(job)
         runtime.ledger.recent.reported(member, body, self._clock.monotonic())
 
-        def look() -> SwarmNews | None:
+        async def look() -> SwarmNews | None:
             return runtime.ledger.news(member, body, self._clock.monotonic())
 
         quiet = SwarmNews(body.step, closing=body.closing, table=body.table)
@@ -276,7 +269,7 @@ class SwarmService:
         if runtime is not None and runtime.ledger.settings.agrees:
             now, members = self._clock.monotonic(), verdict.contributors
             runtime.ledger.agreed(verdict.group, verdict.round, members, now, closing=closing)
-            runtime.wake()
+            runtime.polls.wake()
 
     async def begin_again(self, job: str) -> None:
         """A resumed job gets a new ledger."""
@@ -285,7 +278,7 @@ class SwarmService:
     def _forget(self, job: str) -> None:
         runtime = self._runtimes.pop(job, None)
         if runtime is not None:
-            runtime.wake()
+            runtime.polls.wake()
 
     def working(self, job: str) -> set[str]:
         """Return the members with the whole model, once the stages have ended.
@@ -301,7 +294,7 @@ class SwarmService:
         runtime = self._runtimes.get(job)
         if runtime is not None:
             runtime.ledger.lost(member, self._clock.monotonic())
-            runtime.wake()
+            runtime.polls.wake()
 
     async def tick(self) -> None:
         """Process what only time brings, and forget ended jobs."""
@@ -319,7 +312,7 @@ class SwarmService:
     async def _after(self, runtime: SwarmRuntime) -> None:
         """Store evaluations, notify all waiting requests, and people of moves and pauses."""
         await self._store(runtime)
-        runtime.wake()
+        runtime.polls.wake()
         moves, runtime.ledger.moved = runtime.ledger.moved, []
         for move in moves:
             nodes, wall = self._nodes(runtime.job), self._clock.wall()
@@ -359,21 +352,15 @@ class SwarmService:
         rounds = self._rounds.of(job)
         return rounds[0].machine.committed_round if rounds else 0
 
-    async def _when(self, runtime: SwarmRuntime, look: Callable[[], T | None]) -> T | None:
-        """Return what `look` finds, now or after a change; None after `POLL_S`."""
-        deadline = self._clock.monotonic() + POLL_S
-        while True:
-            changed = runtime.changed
-            found = look()
-            left_s = deadline - self._clock.monotonic()
-            ended = self._runtimes.get(runtime.job) is not runtime
-            if found is not None or left_s <= 0 or ended:
-                return found
-            try:
-                async with asyncio.timeout(left_s):
-                    await changed.wait()
-            except TimeoutError:
-                return None
+    async def _when(
+        self, runtime: SwarmRuntime, look: Callable[[], Awaitable[T | None]]
+    ) -> T | None:
+        """Return what `look` finds, now or after a change; None if there is no news."""
+
+        def is_open() -> bool:
+            return self._runtimes.get(runtime.job) is runtime
+
+        return await runtime.polls.when(look, open_=is_open, clock=self._clock)
 
     def _runtime(self, job: str) -> SwarmRuntime:
         record, runtime = self._jobs.get(job), self._runtimes.get(job)

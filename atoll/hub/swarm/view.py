@@ -60,7 +60,7 @@ class StageView:
     rows_per_s: float | None
     """Of its ready members together; None while a speed is unknown."""
     slowest: bool
-    """It holds all others up."""
+    """It limits the throughput of all stages."""
     needs_bytes: int
     """Memory of a member; 0: unknown."""
     peers: Sequence[PeerView]

@@ -3,7 +3,7 @@
 Commitments come with the joins of a round; when the round is committed they are appended to
 `commitments.jsonl` in the job's folder, and the ledger draws who is challenged. Strikes and the
 members' last closings are in `verification.json`. Challenges that are open when a hub process ends
-are not taken up again: chance, or the members' strikes, bring others.
+are not continued: their members are challenged again in their next round.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -178,19 +179,21 @@ class VerificationService:
             StorageFull: the disk is full.
         """
         runtime, challenge = self._expected(job, member, number, position)
-        name = _name(number, position)
-        await self._files.put(job, name, self._patiently(challenge, stream))
-        path = self._files.path(job, name)
+        expected, name = challenge.state_before(position), _name(number, position)
+        # Checked under another name: no member may fetch a state that was not checked.
+        arrived = f"{name}-{secrets.token_hex(8)}"
+        await self._files.put(job, arrived, self._patiently(challenge, stream))
+        path = self._files.path(job, arrived)
         try:
             found = state_digest(*await asyncio.to_thread(digests_of, path))
-            if found != challenge.state_before(position):
+            if found != expected:
                 raise WireError(
-                    "this is not the state that was committed to", given=found,
-                    expected=challenge.state_before(position),
-                )  # fmt: skip
-        except WireError:
+                    "this is not the state that was committed to", given=found, expected=expected
+                )
+            self._expected(job, member, number, position)  # no other upload was accepted meanwhile
+            path.replace(self._files.path(job, name))
+        finally:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            raise
         now = self._clock.monotonic()
         notices = runtime.ledger.deposited(member, number, position, now)
         await self._after(runtime, notices)
@@ -226,10 +229,11 @@ class VerificationService:
         self, challenge: Challenge, stream: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """Pass a state on; while its bytes come, its sender is not late."""
-        limit = challenge.deadline + 20 * challenge.facts.patience_s
+        limit, stage = challenge.deadline + 20 * challenge.facts.patience_s, challenge.stage
         async for piece in stream:
-            late = self._clock.monotonic() + challenge.facts.patience_s
-            challenge.deadline = max(challenge.deadline, min(limit, late))
+            if challenge.stage == stage:  # else the deadline is that of another member
+                late = self._clock.monotonic() + challenge.facts.patience_s
+                challenge.deadline = max(challenge.deadline, min(limit, late))
             yield piece
 
     # ------------------------------------------------------------------------------- people

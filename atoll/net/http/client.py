@@ -117,7 +117,7 @@ class HubClient(
         return list(self._rest.json("GET", "/api/alarms", params={"all": "1" if all_ else "0"}))
 
     def limits(self, *, all_: bool = False) -> dict[str, Any]:
-        """Return the hub's limits and who uses most of them; `all_`: everybody."""
+        """Return the hub's limits and their largest users; `all_`: every user."""
         return dict(self._rest.json("GET", "/api/limits", params={"all": "1" if all_ else "0"}))
 
     def silence(self, alarm: int, *, silenced: bool = True) -> None:
@@ -129,7 +129,7 @@ class HubClient(
         return dict(self._rest.json("GET", _path(job, "worth")))
 
     def health(self) -> None:
-        """Return the hub's health."""
+        """Check that the hub answers."""
         self._rest.call("GET", "/healthz")
 
     # ------------------------------------------------------------------------------- jobs

@@ -91,7 +91,7 @@ class HttpSession:
         return self._client
 
     def _follow(self, named: str) -> None:
-        """Pin what the hub will be known by; see `atoll.net.pinned`."""
+        """Pin the authorities that the hub lists; see `atoll.net.pinned`."""
         if not (self._endpoint.ca and self._secure and self._endpoint.verified):
             return
         if named != self._named:

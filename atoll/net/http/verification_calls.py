@@ -15,7 +15,7 @@ TRANSFER_S = 120.0
 
 
 class VerificationCalls:
-    """Verified jobs: who was checked, and states that members hand over."""
+    """Verified jobs: checks of members, and the states that members upload for them."""
 
     _rest: HttpSession
 
@@ -25,7 +25,7 @@ class VerificationCalls:
         return found
 
     def put_state(self, job: str, challenge: int, position: int, source: Path) -> None:
-        """Hand over the state after so many steps.
+        """Upload the state after `position` steps.
 
         Raises:
             HubError: no challenge waits for it.

@@ -57,8 +57,8 @@ LEAVE_GRACE_S = 5.0
 CLEAN_S = 30.0
 """How long commands wait for the removal of containers left by earlier agents."""
 
-KNOWN_LAUNCHES = 8
-"""Launches per member that are recognized when repeated."""
+KNOWN_LAUNCHES = 1024
+"""Latest launches that are recognized when repeated: many more than one lease lasts."""
 
 
 class Agent:
@@ -98,7 +98,8 @@ class Agent:
         self._running: dict[Key, Attempt] = {}
         self._attempts: set[Attempt] = set()
         """All that have not ended, including replaced ones."""
-        self._launched: dict[Key, deque[str]] = {}
+        self._launched: deque[tuple[Key, str]] = deque(maxlen=KNOWN_LAUNCHES)
+        """The latest launches, with their tokens."""
         self._draining: dict[str, str] = {}
         """Source of each drain request -> its reason; empty: takes work."""
         self._offered = False
@@ -256,10 +257,9 @@ class Agent:
 
     def _launch(self, command: Launch) -> None:
         key = (command.job, command.member)
-        launched = self._launched.setdefault(key, deque(maxlen=KNOWN_LAUNCHES))
-        if command.token in launched:
+        if (key, command.token) in self._launched:
             return  # a repeated delivery
-        launched.append(command.token)
+        self._launched.append((key, command.token))
         if self._draining:
             log.info("%s %s is not started: %s", *key, self.draining)
             self._reports.process(command, ProcessPhase.EXITED, exit_code=EXIT_LEFT)

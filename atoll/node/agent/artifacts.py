@@ -101,7 +101,7 @@ def _choose(folder: Path, rules: Rules, say: Callable[[str], None]) -> list[tupl
 def _files(folder: Path, rules: Rules) -> Iterator[tuple[str, Path, int]]:
     """Yield matching files, without following links."""
     looked_at = 0
-    todo = [folder]
+    todo = [] if folder.is_symlink() else [folder]
     while todo:
         with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
             for entry in entries:

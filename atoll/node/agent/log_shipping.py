@@ -1,13 +1,14 @@
 """Output of processes on its way to the hub: one bounded queue per member, each line once.
 
-Lines are numbered per member over all its attempts, because the hub keeps one count per member and
-agent. Once a member has ended and all its lines are shipped, only that number is kept.
+The hub drops lines with numbers that it has already stored of a member and agent. So each queue
+begins above all numbers of earlier ones: gaps are allowed, and no count per member has to be kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -59,9 +60,12 @@ class LogShipper:
     def __init__(self, link: Link) -> None:
         self._link = cast(Link, _LineLink(link))
         self._outboxes: dict[Key, Outbox[str]] = {}
-        self._next: dict[Key, int] = {}
-        """Number of the next line of members without a queue."""
+        self._first = 1
+        """Above the numbers of all queues that were dropped."""
         self._using: dict[Key, int] = {}
+        """Processes of each member with a queue that have not ended."""
+        self._dropping: set[asyncio.Task[None]] = set()
+        """Drop queues of ended processes once the hub has their lines."""
 
     def __len__(self) -> int:
         """Return the number of members with a queue."""
@@ -77,7 +81,7 @@ class LogShipper:
                 lambda seq, lines: LogLines(job, member, seq, lines),
                 capacity=WAITING_LINES,
                 thin=drop_oldest,
-                first=self._next.get(key, 1),
+                first=self._first,
                 gather_s=GATHER_S,
             )
             self._outboxes[key].start()
@@ -89,16 +93,34 @@ class LogShipper:
         return outbox is None or await outbox.flush(timeout_s=timeout_s)
 
     async def end(self, key: Key, *, timeout_s: float) -> None:
-        """A process of a member has ended: ship the rest, then drop an unused queue."""
+        """A process of a member has ended: ship the rest, then drop an unused queue.
+
+        What the hub has not taken in time is shipped later.
+        """
         complete = await self.flush(key, timeout_s=timeout_s)
         self._using[key] -= 1
-        if self._using[key] == 0 and complete:
+        if complete:
+            await self._drop_unused(key)
+        else:
+            task = asyncio.create_task(self._drop_when_shipped(key), name="lines-drop")
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _drop_when_shipped(self, key: Key) -> None:
+        await self.flush(key, timeout_s=math.inf)  # ends early if the link has failed for good
+        await self._drop_unused(key)
+
+    async def _drop_unused(self, key: Key) -> None:
+        """Drop a member's queue, unless a newer process uses it or it was dropped before."""
+        if self._using.get(key) == 0:
             del self._using[key]
             outbox = self._outboxes.pop(key)
-            self._next[key] = outbox.next_seq
+            self._first = max(self._first, outbox.next_seq)
             await outbox.close(timeout_s=0.0)
 
     async def close(self, *, timeout_s: float) -> None:
         """Ship what is possible in that time, then stop."""
+        for task in self._dropping:
+            task.cancel()
         outboxes = list(self._outboxes.values())
         await asyncio.gather(*(outbox.close(timeout_s=timeout_s) for outbox in outboxes))

@@ -6,6 +6,7 @@ the machine itself can read, or through an agent that can create a file. Both ar
 
 from __future__ import annotations
 
+import http.client
 import logging
 import urllib.error
 import urllib.request
@@ -76,6 +77,6 @@ def _ask(url: str) -> bool | None:
     except urllib.error.HTTPError as refused:
         refused.close()
         return None if refused.code >= 500 else False
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         log.debug("the URL of the preemption notice did not answer: %s", error)
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError, OutOfMemory, RankLost, from_dict
 from atoll.island.start_phase import RankPhase, describe, on_the_way
-from atoll.node.processes.exits import explain_exit
+from atoll.node.processes.exits import explain_exit, read_error
 from atoll.wire.limits import DEAD_AFTER_S, EXIT_LEFT, EXIT_REPLACED, HEARTBEAT_S
 
 GOOD = frozenset({0, EXIT_LEFT, EXIT_REPLACED})
@@ -45,10 +43,7 @@ class RankExit:
     @classmethod
     def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankExit:
         """Return the exit of a rank, with the error from its file, if any."""
-        error = None
-        if code > 0:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                error = from_dict(json.loads((folder / error_file(rank)).read_text("utf-8")))
+        error = read_error(folder / error_file(rank)) if code > 0 else None
         return cls(rank, code, error, oom_kills)
 
     @classmethod

@@ -18,12 +18,12 @@ from typing import TypeAlias
 from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, JobError, WireError
 from atoll.ids import follower_id, is_follower, member_of_follower, new_token, slot_of
+from atoll.net.accepting import accepted, serve_on_thread, stop_listening
 from atoll.net.endpoint import endpoint_of
 from atoll.net.member_tls import MemberTls
 from atoll.net.proxies import at_address
 from atoll.node.islands.supervisor_link import SupervisorLink, Word, receive
 from atoll.node.machine.interfaces import is_loopback, meeting_addresses
-from atoll.node.processes.accepting import accepted, stop_listening
 from atoll.wire.messages import RendezvousAddress
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,10 @@ class RendezvousServer:
             if not self._handshakes.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._receive, args=(sock, address), daemon=True).start()
+            serve_on_thread(
+                sock, self._receive, address, name="rendezvous-greet",
+                refused=self._handshakes.release,
+            )  # fmt: skip
 
     def _receive(self, sock: socket.socket, address: tuple[str, int]) -> None:
         try:

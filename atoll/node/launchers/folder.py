@@ -10,6 +10,7 @@ from atoll import config
 from atoll.errors import ConfigError, JobError, StorageFull
 from atoll.net.endpoint import HubEndpoint
 from atoll.node.processes.exits import ERROR_FILE
+from atoll.node.processes.files import replace_text
 from atoll.wire.messages import Launch
 
 
@@ -39,8 +40,8 @@ def lay_out(
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # the job may have secrets
         (directory / ERROR_FILE).unlink(missing_ok=True)
         for name, text in command.files.items():
-            (directory / name).write_text(text, encoding="utf-8", newline="\n")
-        spec_path.write_text(command.spec, encoding="utf-8", newline="\n")
+            replace_text(directory / name, text)
+        replace_text(spec_path, command.spec)
     except OSError as error:
         kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobError
         raise kind(

@@ -20,10 +20,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from atoll import system
-from atoll.node.processes.accepting import accepted, stop_listening
+from atoll.net.accepting import accepted, serve_on_thread, stop_listening
+from atoll.node.processes.files import replace_text
 
 BACKLOG = 64
 CONNECT_S = 10.0
@@ -63,7 +65,7 @@ class HubNetwork:
         names = sorted({host, platform.node()} - {self._address, ""})
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         lines += [f"{self._address if n == host else '127.0.0.1'} {n}" for n in names]
-        self._hosts.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+        replace_text(self._hosts, "\n".join(lines) + "\n")
         kept = {path.resolve() for path in (folder, *needed) if path.exists()}
         self._hidden = {
             Path(path): sorted(one for one in kept if one.is_relative_to(path))
@@ -188,7 +190,12 @@ class HubForwarder:
             if full:
                 near.close()
                 continue
-            threading.Thread(target=self._join, args=(near,), name="hub-line", daemon=True).start()
+            forget = partial(self._forget, [near])
+            serve_on_thread(near, self._join, name="hub-line", refused=forget)
+
+    def _forget(self, ends: Sequence[socket.socket]) -> None:
+        with self._lock:
+            self._open.difference_update(ends)
 
     def _join(self, near: socket.socket) -> None:
         ends = [near]
@@ -208,8 +215,7 @@ class HubForwarder:
                 _pass_on(near, far)
                 back.join()
         finally:
-            with self._lock:
-                self._open.difference_update(ends)
+            self._forget(ends)
             for end in ends:
                 end.close()
 

@@ -115,7 +115,7 @@ def _end(entry: _Entry, limit_bytes: int, source: str) -> None:
 
 def _kill(entry: _Entry) -> None:
     """Kill the rest of a family; `send_signal` checks that a process id was not reused."""
-    for process in entry.family.values():
+    for process in list(entry.family.values()):  # the measuring thread changes it
         with contextlib.suppress(psutil.Error):
             process.send_signal(system.KILL)
 

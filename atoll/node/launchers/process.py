@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import cast
 
 from atoll import config, system
-from atoll.errors import AtollError, ConfigError, JobError, from_dict
+from atoll.errors import AtollError, ConfigError, JobError
 from atoll.ids import is_reducer
 from atoll.node.launchers.hub_network import HubForwarder
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order
 from atoll.node.launchers.sandbox import Confinement, temporary
 from atoll.node.launchers.threads import tell
 from atoll.node.processes import process_tree
-from atoll.node.processes.exits import ERROR_FILE, explain_exit
+from atoll.node.processes.exits import ERROR_FILE, explain_exit, read_error
 from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,13 @@ LAST_LINES_S = 5.0
 
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.E2BIG)
 
-PROCESS_FILE = "process.json"
-"""Names the process in a folder, for an agent restarted after a crash."""
+
+def process_file(directory: Path) -> Path:
+    """Return the file that names the process in a folder, for an agent restarted after a crash.
+
+    It is beside the folder: the program in it must not choose which process is killed.
+    """
+    return directory.with_name(f"{directory.name}.process.json")
 
 
 class ProcessLauncher:
@@ -187,8 +192,8 @@ class ChildProcess:
 
 def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
     """Return why a program failed, from its error file or its exit status."""
-    with contextlib.suppress(OSError, ValueError):
-        return from_dict(json.loads((order.directory / ERROR_FILE).read_text("utf-8")))
+    if (error := read_error(order.directory / ERROR_FILE)) is not None:
+        return error
     member, program = order.command.member, ""
     if not is_reducer(member) and order.spec.kind in ("command", "container"):
         program = (order.spec.job.command or [order.spec.launch.image])[0]
@@ -259,13 +264,13 @@ def _note(directory: Path, pid: int) -> None:
     if started is not None:
         with contextlib.suppress(OSError):
             text = json.dumps({"pid": pid, "started": started})
-            (directory / PROCESS_FILE).write_text(text, encoding="utf-8", newline="\n")
+            process_file(directory).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _end_former(directory: Path) -> None:
     """Kill a process that a crashed agent may have left in a folder."""
     try:
-        former = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
+        former = json.loads(process_file(directory).read_text("utf-8"))
         pid, started = int(former["pid"]), float(former["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return

@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.net.accepting import accepted, stop_listening
 from atoll.node.machine.interfaces import meeting_addresses
-from atoll.node.processes.accepting import accepted, stop_listening
 
 PINGS = 7
 BLOCK = bytes(1 << 16)

@@ -50,12 +50,16 @@ class Gpus:
     @property
     def name(self) -> str:
         """Name of the first one, or ""."""
-        return self._library.name(0) if self._library is not None and self._numbers else ""
+        with contextlib.suppress(OSError):
+            return self._library.name(0) if self._library is not None and self._numbers else ""
+        return ""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the first one."""
-        return self._library.memory(0)[1] if self._library is not None and self._numbers else 0
+        """Memory of the first one; 0: not known, e.g. because it is that of the processor."""
+        with contextlib.suppress(OSError):
+            return self._library.memory(0)[1] if self._library is not None and self._numbers else 0
+        return 0
 
     def figures(self) -> dict[str, float]:
         """Return `gpu_percent` (the mean of all) and `gpu_memory_used_bytes` (their sum)."""

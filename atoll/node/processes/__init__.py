@@ -1,4 +1,4 @@
-"""Child processes: their output, exit codes, trees, and locks between them; and threads.
+"""Child processes: their output, exit codes, files, trees and locks; and threads.
 
 May import errors and ids. Start reading at `process_tree.py`.
 """

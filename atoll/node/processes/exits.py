@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 
 from atoll import system
-from atoll.errors import AtollError, JobError, OutOfMemory, ScriptError
+from atoll.errors import AtollError, JobError, OutOfMemory, ScriptError, from_dict
+from atoll.node.processes.files import read_bounded
 
 ERROR_FILE = "error.json"
 """File in which a worker stores its error, in case it could not report it to the hub."""
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 """Signals caused by a fault of the program itself."""
+
+
+def read_error(path: Path) -> AtollError | None:
+    """Return the error that a program has stored; None if there is none, or it is malformed."""
+    try:
+        fields = json.loads(read_bounded(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    # Reports to the hub are UTF-8, which has no surrogates.
+    plain = {name: str(value).encode("utf-8", "replace").decode() for name, value in fields.items()}
+    return from_dict(plain)
 
 
 def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -> AtollError:

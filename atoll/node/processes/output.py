@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import BinaryIO, Protocol
 
 from atoll.config.redaction import Redaction
+from atoll.node.processes.files import open_to_append
 from atoll.wire.limits import MAX_LOG_LINE
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,12 @@ def read_lines(stream: Readable, *, on_block: Callable[[bytes], None] = _drop) -
     A carriage return also ends a line, or a progress bar would be one endless line. `on_block` gets
     the raw bytes.
     """
-    rest = b""
+    rest, last = b"", b""
     while block := stream.read1(65536):
         on_block(block)
+        if last == b"\r":
+            block = block.removeprefix(b"\n")  # the rest of a line end
+        last = block[-1:]
         *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         if len(rest) > 4 * MAX_LOG_LINE:  # bounds the memory of an endless line
             lines, rest = [*lines, rest], b""
@@ -92,7 +96,7 @@ class OutputFile:
 
     def _open(self) -> None:
         try:
-            self._file = self._path.open("ab", buffering=0)
+            self._file = open_to_append(self._path)
         except OSError as error:
             log.warning("the output is not kept in a file: %s", error)
             self._file = None

@@ -317,10 +317,7 @@ class Actor:
             "gif": gif,
         }  # fmt: skip
         if self._side is not None:
-            result["queue_wait_s"] = self._side.queue_wait_s
-            result["sent_bytes"] = self._side.sent_bytes
-            if self._side.dropped:
-                result["dropped"] |= {"oldest": self._side.dropped}
+            self._side.add_to(result)
             self._side.close(timeout_s=LEAVE_SAVE_S)
         self._keeper.close(timeout_s=LEAVE_SAVE_S)
         self._columns.close()

@@ -82,8 +82,8 @@ class Collector:
         )  # fmt: skip
         self._live(policy, room, sampler)
         log_probabilities = sampler.log_probabilities(torch.from_numpy(room.actions))
-        # Causes before effects. Once per trajectory: a check at every step would cost a few per
-        # cent.
+        # In causal order, so that the cause is named; once per trajectory, since a check at every
+        # step would cost a few per cent.
         self._check("observations", room.observations)
         self._check_cuts(room)
         if room.states is not None:

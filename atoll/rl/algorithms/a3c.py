@@ -94,7 +94,7 @@ class A3c(TrainedPolicy):
 
         Raises:
             DataError: rewards or values are not finite; nothing was learned.
-            LossNotFinite: the step made the policy so.
+            LossNotFinite: the step made parameters not finite.
         """
         device = self.policy.device
         trajectory = trajectory.to(device)

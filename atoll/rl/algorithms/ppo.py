@@ -143,7 +143,7 @@ class Ppo(TrainedPolicy):
 
         Raises:
             DataError: rewards or values are not finite; nothing was learned.
-            LossNotFinite: the update made the policy so.
+            LossNotFinite: the update made parameters not finite.
         """
         device = self.policy.device
         trajectory, valued = trajectory.to(device), valued.to(device)

@@ -50,6 +50,8 @@ class ReplayBuffer:
             newest = [trajectory for trajectory in present if trajectory.policy == name]
             self._kept[name] = [*self._kept.get(name, []), *newest][-KEPT:]
             self._last_seen[name] = self._learned[name] = update
+        for name in [n for n, seen in self._last_seen.items() if update - seen > FORGOTTEN]:
+            del self._kept[name], self._last_seen[name], self._learned[name]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the whole state, flat."""

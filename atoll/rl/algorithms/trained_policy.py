@@ -81,7 +81,7 @@ class TrainedPolicy:
         """Count an update, and update the normalizer with its observations.
 
         Raises:
-            LossNotFinite: the update made the policy so.
+            LossNotFinite: the update made parameters not finite.
         """
         if not all(math.isfinite(value) for value in stats.values()):
             raise LossNotFinite(

@@ -183,6 +183,13 @@ class ActorChannel:
             "received_bytes": float(self.received_bytes),
         }  # fmt: skip
 
+    def add_to(self, result: dict[str, Any]) -> None:
+        """Add the channel's figures to those of an actor's summary."""
+        result["queue_wait_s"] = self.queue_wait_s
+        result["sent_bytes"] = self.sent_bytes
+        if self.dropped:
+            result["dropped"] |= {"oldest": self.dropped}
+
     def flush(self, *, timeout_s: float = 30.0) -> bool:
         """Wait until the hub has everything that was sent; return whether it was in time."""
         deadline = time.monotonic() + timeout_s

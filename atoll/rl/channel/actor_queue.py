@@ -51,7 +51,7 @@ class ActorQueue:
         self.empties = 0
         """How often a claim returned nothing."""
         self.received_at = time.monotonic()
-        """When something came the last time, or when it was opened."""
+        """Time of the last arrival, or of opening it."""
         self._queue, self._decode, self._wake = queue, decode, wake
         self._ahead, self._most = ahead, most_held
         self._condition = threading.Condition()

@@ -93,6 +93,9 @@ class ActorRegistry:
                 self._done.add(actor)
                 return
             spec = TaskSpec.from_json(said["spec"])
+            if spec.policy != policy:
+                log.warning("%s of %s announces the task of %s", actor, policy, spec.policy)
+                return
             if len(self._policies) >= MOST_ACTORS and actor not in self._policies:
                 log.warning("there are %d actors already; %s is refused", MOST_ACTORS, actor)
                 return

@@ -102,16 +102,17 @@ class CriticChannel:
 
     def ended(self, *, expected: int) -> bool:
         """Return whether no more experience will arrive from at least `expected` actors."""
+        queues = self._queues  # replaced in the background when an actor comes
         ended = self._roster.all_ended(expected=expected, silent=self._silent())
         if not ended or self._heartbeat.may_be_owed:
             self._last_calls = {}
             return False
         # A request that was sent before the last actor was done does not count.
-        for actor, queue in self._queues.items():
+        for actor, queue in queues.items():
             self._last_calls.setdefault(actor, queue.empties + 2)
-        return set(self._roster.tasks_of()) <= set(self._queues) and all(
+        return set(self._roster.tasks_of()) <= set(queues) and all(
             not queue.depth and queue.empties >= self._last_calls[actor]
-            for actor, queue in self._queues.items()
+            for actor, queue in queues.items()
         )
 
     def _silent(self) -> list[str]:

@@ -77,12 +77,14 @@ def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> T
     who = f"policy {header['policy']}, actor {header['actor']}, trajectory {header['sequence']}"
     try:
         trajectory = _build(message, header)
-    except (KeyError, RuntimeError, IndexError, TypeError, ValueError) as error:
+        _check_bounds(trajectory, who)
+        if spec is not None:
+            _check_fits(trajectory, spec, who)
+        return trajectory.check()
+    except (
+        KeyError, RuntimeError, IndexError, TypeError, ValueError, OverflowError
+    ) as error:  # fmt: skip
         raise _wrong(who, f"{type(error).__name__}: {error}") from error
-    _check_bounds(trajectory, who)
-    if spec is not None:
-        _check_fits(trajectory, spec, who)
-    return trajectory.check()
 
 
 def with_metadata(tensors: Mapping[str, Tensor], kind: str, **facts: Any) -> dict[str, Tensor]:

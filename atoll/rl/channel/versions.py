@@ -5,8 +5,8 @@ version; a receiver follows them. Both may be members of a job (`run.topic`) or 
 (`atoll.connect`), which only dial out. Each may be killed at any time: what is published is
 durable, a new receiver begins at a whole version, and one that missed a patch waits for the next.
 
-Where all of them have the same weights to begin with, e.g. a published model, whole versions are
-patches, too: from these weights. Over slow lines that is what makes large models possible.
+If all of them begin with the same weights, e.g. a published model, whole versions are patches, too,
+relative to these weights. This makes large models feasible over slow links.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atoll.errors import ConfigError, WireError
 from atoll.queues import Topic
 
 WHOLE_EVERY = 10
-"""A whole version after so many patches."""
+"""Every so many versions are sent whole; the others as patches."""
 SEND_S = 1800.0
 """Longest time until a version is durable: it may be large, and the line slow."""
 _PATCH, _HEAD, _FROM_START = "patch", "head", "start"
@@ -43,7 +43,7 @@ def sampling_weights(
 ) -> dict[str, Tensor]:
     """Return copies of a model's parameters and buffers as they are sampled with, on the processor.
 
-    Of weights that are tied only the first name is there.
+    Tied weights are listed under their first name only.
 
     Args:
         model: The model.
@@ -79,8 +79,10 @@ class WeightSender:
     """SHA-256 of the last one."""
     _start_digest: str = ""
     _last: dict[str, Tensor] = field(default_factory=dict)
+    _sent: int = 0
+    """Versions that this sender has published."""
     _began: int = field(default_factory=time.time_ns)
-    """Tells its versions from those that an earlier sender gave the same numbers."""
+    """Distinguishes its versions from those of an earlier sender with the same numbers."""
 
     def __post_init__(self) -> None:
         if self.whole_every < 1:
@@ -103,7 +105,7 @@ class WeightSender:
         number = self.version + 1 if version is None else version
         if number <= self.version:
             raise ConfigError("versions grow", given=number, expected=f"more than {self.version}")
-        whole = not self._last or number % self.whole_every == 0
+        whole = self._sent % self.whole_every == 0
         digest = digest_of(weights)
         value: dict[str, Any]
         if whole and not self.start:
@@ -117,6 +119,7 @@ class WeightSender:
         nbytes = sum(int(array.nbytes) for array in value.values())
         self.topic.publish(value, key=f"{number}-{self._began:x}", timeout_s=SEND_S)
         self._last, self.version, self.digest = dict(weights), number, digest
+        self._sent += 1
         self.sent_bytes += nbytes
         return nbytes
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
+from atoll.errors import CheckpointCorrupt
 from atoll.rl.algorithms.ppo import in_order, minibatches
 from atoll.rl.algorithms.replay import ReplayBuffer
 from atoll.rl.algorithms.targets import Evaluates, Targets, corrected_targets, own_targets
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 CORRECTED = "corrected"
 LARGEST_TARGET = 1e12
-"""Values beyond this are an error of an environment; their squares would overflow float32."""
+"""Larger values are taken for an error of an environment."""
 
 
 class Critic:
@@ -152,7 +153,7 @@ class Critic:
         """Learn from trajectories, and return figures of each policy.
 
         Args:
-            trajectories: Of known policies, in any order; others are rehearsed from their last.
+            trajectories: Of known policies, in any order; absent policies are rehearsed.
             targets: Values to regress, [T, B] each in reward units; by default GAE returns, or
                 V-trace with `corrected`. With given targets nothing is rehearsed.
 
@@ -228,9 +229,7 @@ class Critic:
             valued = self.values_of(trajectories)
             gammas = {name: head.spec.gamma for name, head in self._heads.by_name.items()}
             found = own_targets(trajectories, valued, gammas=gammas, lam=rl.gae_lambda)
-            return [
-                Targets(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
-            ]  # fmt: skip
+            return [Targets(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)]
         pairs = [
             (t, name)
             for name in self.policies
@@ -290,13 +289,9 @@ class Critic:
         ]
 
     def _regress(
-        self,
-        rows: Sequence[Tensor],
-        wanted: Sequence[Tensor],
-        value_heads: Sequence[ValueHead],
-        *,
-        passes: int,
-    ) -> Tensor:
+        self, rows: Sequence[Tensor], wanted: Sequence[Tensor], value_heads: Sequence[ValueHead],
+        *, passes: int,
+    ) -> Tensor:  # fmt: skip
         """Do the optimizer steps of one update; return the mean squared error, [groups]."""
         sizes = [len(part) for part in rows]
         heads = [value_head.head for value_head in value_heads]
@@ -367,11 +362,16 @@ class Critic:
         """
         specs = self._heads.read(tensors)
         mine = self._heads.specs
+        kept = self._heads, self.net, self._optimizer, self._rehearsal
         if [spec.policy for spec in specs] != [spec.policy for spec in mine]:
             self._begin()
             for spec in specs:
                 self.add_policy(spec)
-        load_module(self.net, parts_of(tensors, "net"), what="the critic")
+        try:
+            load_module(self.net, parts_of(tensors, "net"), what="the critic")
+        except CheckpointCorrupt:
+            self._heads, self.net, self._optimizer, self._rehearsal = kept
+            raise
         self.version = int(tensors["version"])
         for spec in mine:
             self.add_policy(spec)

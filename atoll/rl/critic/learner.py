@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.rl.algorithms.impala import ImpalaLearner
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.channel.critic import CriticChannel
@@ -18,7 +18,7 @@ from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.seeds import seed_for
-from atoll.rl.state_saver import parts_of, prefixed
+from atoll.rl.state_saver import load_module, parts_of, prefixed
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
@@ -61,7 +61,7 @@ class SeparateCritics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on."""
-        state: dict[str, Tensor] = {}
+        state = {"version": torch.tensor(self.version)}
         for number, critic in enumerate(self._critics.values()):
             state |= prefixed(str(number), critic.state_dict())
         return state
@@ -70,7 +70,7 @@ class SeparateCritics:
         """Load the result of `state_dict`; the policies MUST be the same, in the same order."""
         for number, critic in enumerate(self._critics.values()):
             critic.load_state_dict(parts_of(tensors, str(number)))
-            self.version = max(self.version, critic.version)
+        self.version = int(tensors["version"])
 
 
 log = logging.getLogger(__name__)
@@ -145,13 +145,17 @@ class CriticLearner:
     def _follow(self, side: CriticChannel) -> None:
         """Load each policy's newest weights, by which other policies' experience is weighed."""
         for name, task in self._tasks.items():
-            weights = side.newest_policy(name)
-            if weights is None:
+            try:
+                weights = side.newest_policy(name)
+                if weights is None:
+                    continue
+                if name not in self._policies:
+                    built = Policy.build(task, self._rl, generator=torch.Generator())
+                    self._policies[name] = built.to(self._critic.device)
+                load_module(self._policies[name], weights, what=f"policy {name}")
+            except AtollError as error:
+                log.warning("a policy's weights cannot be used, the last ones stay: %s", error)
                 continue
-            if name not in self._policies:
-                built = Policy.build(task, self._rl, generator=torch.Generator())
-                self._policies[name] = built.to(self._critic.device)
-            self._policies[name].load_state_dict(weights)
             self._critic.set_policy(name, self._policies[name])
 
 

@@ -120,7 +120,7 @@ class SingleAgent:
         width, self._flat = observations_of(environment.observation_space, name=name)
         self.observation: tuple[int, ...] = (width,)
         self.state_width = width
-        self.frames_per_s = float(environment.metadata.get("render_fps", 30))
+        self.frames_per_s = float(environment.metadata.get("render_fps") or 30)
         self._last: Array = np.zeros(width, dtype=np.float32)
 
     def reset(self, seed: int) -> Array:

@@ -66,7 +66,7 @@ class ManyAgents:
         self.actions = actions[0]
         self._flat = [seen[1] for seen, _ in made]
         self._to_action = [acted[1] for _, acted in made]
-        self.frames_per_s = float(environment.metadata.get("render_fps", 10))
+        self.frames_per_s = float(environment.metadata.get("render_fps") or 10)
         self._last: Array = np.zeros((self.agents, widths[0]), np.float32)
         self._read_state: Callable[[], Any] | None = _own_state(environment)
         state = self._read_state and getattr(environment, "state_space", None)

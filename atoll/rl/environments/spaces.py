@@ -33,7 +33,7 @@ class Actions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """One policy's task, as the critic has to know it."""
+    """One policy's task, as the critic needs it."""
 
     policy: str
     """Name of the policy; each has a value head of its own."""

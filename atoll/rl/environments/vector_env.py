@@ -78,7 +78,7 @@ class VectorEnv:
         self.observation = one.observation
         self.state = (one.state_width,) if joint else ()
         self.unrepeatable = 0
-        """Episodes whose replay led elsewhere."""
+        """Episodes whose replay ended in another observation."""
         self._name = table.name
         self._identity = (seed, policy, actor)
         self._rows = [slice(e * self.agents, (e + 1) * self.agents) for e in range(count)]

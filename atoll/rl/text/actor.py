@@ -264,10 +264,7 @@ class TextActor:
         if self._side is not None:
             if over:
                 self._side.end()
-            result["queue_wait_s"] = self._side.queue_wait_s
-            result["sent_bytes"] = self._side.sent_bytes
-            if self._side.dropped:
-                result["dropped"] |= {"oldest": self._side.dropped}
+            self._side.add_to(result)
             self._side.close(timeout_s=LEAVE_SAVE_S)
         self._keeper.close(timeout_s=LEAVE_SAVE_S)
         return result

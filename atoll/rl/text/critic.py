@@ -38,7 +38,7 @@ class ValueModel(nn.Module):
 
     Args:
         policies: Names, in the same order on all members.
-        model: The initial weights; copied, but for a frozen base below adapters.
+        model: The initial weights; copied, except for a frozen base under adapters.
         conditioned: Whether the policy is an input; if not, there is one head.
     """
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atoll.config import JobSpec
 from atoll.config.rl_roles import MemberRole
-from atoll.errors import DataError, WireError
+from atoll.errors import DataError, DeadlineExceeded, QueueFull, WireError
 from atoll.rl.channel.versions import WHOLE_EVERY, WeightReceiver, WeightSender, sampling_weights
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.text.episodes import Episodes, decode_episodes, encode_episodes
@@ -135,7 +135,7 @@ class Collector:
         return None
 
     def learned(self) -> None:
-        """Publish the weights after an update, and give up its batch."""
+        """Publish the weights after an update, and acknowledge its batch."""
         self.publish()
         self._item.ack()
         self._item = None
@@ -145,7 +145,7 @@ class Collector:
         _end(self._run, self._policy.name).publish({"over": True})
 
     def _usable(self, item: Any) -> Episodes | None:
-        """Return the batch of an item; None, and why is counted: it is of no use."""
+        """Return the batch of an item; None if it cannot be used, which is counted by reason."""
         rl, version = self._policy.rl, self._policy.learner.version
         try:
             message = item.value
@@ -252,6 +252,10 @@ class RolloutWorker:
             try:
                 put.result(LOOK_S)
             except NotYet:
+                continue
+            except (QueueFull, DeadlineExceeded) as error:  # the trainer may be away for long
+                log.warning("no room for a batch, it is put again: %s", error)
+                put = self._batches.put_later(message, key=key, timeout_s=LEASE_S)
                 continue
             self._sent_bytes += sum(int(part.nbytes) for part in message.values())
             self._written += 1

@@ -78,7 +78,7 @@ class Exchange:
 
     @property
     def unusable(self) -> dict[str, int]:
-        """Those of `dropped` that could not be read: that rewards are equal is no fault."""
+        """`dropped` without groups of equal rewards, which are no error."""
         return {why: count for why, count in self.dropped.items() if why != _EQUAL}
 
     def message(self, episodes: Episodes) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Exchange:
         return message
 
     def take(self, value: object) -> None:
-        """Take a message of another policy; its groups replace those that wait of it.
+        """Take a message of another policy; its groups replace that policy's waiting ones.
 
         What does not fit is counted in `dropped`.
         """
@@ -133,12 +133,12 @@ class Exchange:
         return _joined(parts)
 
     def drop(self, why: str) -> Scored | None:
-        """Count what is of no use; return None."""
+        """Count a group that cannot be used; return None."""
         self.dropped[why] = self.dropped.get(why, 0) + 1
         return None
 
     def _read(self, group: _Group) -> Scored | None:
-        """Return a group of another policy, scored; None, and why is counted: it is of no use."""
+        """Return a scored group of another policy; None if it cannot be used, which is counted."""
         policy, size = self._policy, self._policy.rl.group
         if len(group.completions) != size or len(group.ended) != size:
             return self.drop("damaged")

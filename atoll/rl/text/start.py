@@ -1,6 +1,6 @@
 """The start model: the initial weights of policies, their reference and the value model.
 
-Before rewards begin, one member teaches it examples of the tasks, some of which are wrong; the
+Before rewards begin, one member trains it on examples of the tasks, some of which are wrong; the
 others read it from a topic.
 """
 

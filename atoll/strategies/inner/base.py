@@ -85,11 +85,11 @@ class Parts(Protocol):
         ...
 
     def constrain(self) -> None:
-        """Restore what parameters have to satisfy, after others were loaded; collective."""
+        """Restore the constraint on parameters after others were loaded; collective."""
         ...
 
     def stepping(self) -> AbstractContextManager[None]:
-        """Surround an optimizer's step, which then keeps what parameters have to satisfy; local.
+        """Surround an optimizer's step so that it keeps the constraint on parameters; local.
 
         Inside, parameters and gradients may be expressed in other coordinates.
         """

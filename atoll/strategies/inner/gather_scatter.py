@@ -1,7 +1,7 @@
 """Exact copies of whole tensors between rank 0 and the parts of all ranks; and heap trimming.
 
-glibc keeps freed blocks of up to 32 MB, and cannot return those between blocks in use. The pieces
-of a model have a few MB: in time, as much memory as the model needs would be kept for nothing.
+glibc keeps freed blocks of up to 32 MB, and cannot return those between blocks in use. The tensors
+of a model have a few MB each: in time, unused blocks would take as much memory as the model.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def count_correct(outputs: Tensor, targets: Tensor) -> int:
 
 
 class _Norm:
-    """The norm of gradients as they are now; the processor need not wait for it to be computed."""
+    """The norm of gradients as they are now, on their device: the CPU does not wait for it."""
 
     def __init__(self, gradients: list[Tensor]) -> None:
         self.tensor = nn.utils.get_total_norm(gradients)
@@ -52,8 +52,8 @@ def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
 class Local:
     """Forward, backward, clip, step, with the outer strategy's hooks in between.
 
-    The processor waits for an accelerator once in a step, when the whole backward pass and the
-    gradients' norm have been given to it: then it reads loss, tokens and norm.
+    The CPU waits for an accelerator once in a step, when the whole backward pass and the gradients'
+    norm are queued there: then it reads loss, tokens and norm.
 
     Gradients are combined before they are clipped, as in data parallel training: the norm of the
     mean counts.
@@ -102,7 +102,7 @@ class Local:
             self._refuse_unless_finite(task, value, 0.0)
         task.tokens += tokens
         task.losses.add(None if task.overflowed else value)
-        if self._options.least_step_s:  # before gradients are exchanged, which is no computing
+        if self._options.least_step_s:  # not counting the exchange of gradients
             time.sleep(max(0.0, begun + self._options.least_step_s - time.monotonic()))
         with task.state_lock.moving():
             outer.gradients(task)
@@ -112,7 +112,7 @@ class Local:
     def _backward(self, task: Task, batch: Any) -> tuple[float, int, _Norm | None]:
         """Compute the gradients by accumulation step; return the mean loss, tokens and norm.
 
-        The norm only where it takes time of a device that is not this processor's.
+        The norm is computed here on an accelerator without a loss scale only; else it is None.
         """
         parts = [batch] if self._rows.accumulate == 1 else self._rows.deal(*_tensors(batch))
         share, found = 1.0 / len(parts), []

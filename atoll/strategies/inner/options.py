@@ -15,7 +15,7 @@ et al., https://arxiv.org/abs/2104.04473.
 
 `opportunistic` is 1F1B that goes on with another pass while it would wait for a tensor; see
 `pipeline/order.py`. `async` is 1F1B that does not end with a batch: the next one follows at once. A
-rank so computes the first microbatches of a batch at weights that lack up to ceil((p-1-k) / m)
+rank then computes the first microbatches of a batch at weights that lack up to ceil((p-1-k) / m)
 updates; (p-1-k) / m is the mean over all of them.
 """
 

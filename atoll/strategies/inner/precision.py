@@ -42,7 +42,7 @@ AUTO = "auto"
 
 
 def precision_on(word: str, device: torch.device) -> str:
-    """Return the precision on a device: of `auto` bf16 where the device has it, else fp32."""
+    """Return the precision on a device; `auto` is bf16 where the device has it, else fp32."""
     if word != AUTO:
         return word
     return "bf16" if has_bf16(device) else "fp32"

@@ -254,7 +254,7 @@ def remote_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str,
 
 
 def _as_the(value: Tensor, *, of: Tensor) -> Tensor:
-    """Return an optimizer's tensor with its parameter's layout, if it has its shape."""
+    """Return an optimizer's tensor with its parameter's layout, if the shapes are equal."""
     if isinstance(value, DTensor) or not isinstance(of, DTensor):
         return value
     return as_part(value, like=of) if value.dim() and value.shape == local_of(of).shape else value

@@ -7,15 +7,16 @@ second moment, K_x = `every`, K_u = `momentum_rounds` K_x, K_v = `variance_round
     every member: steps of Adam on its own shard
     x = mean(x_i) every K_x steps ;  u = mean(u_i) every K_u ;  v = mean(v_i) every K_v
 
-A moment drifts apart by its half-life: v, which hardly changes, is averaged almost never, but
-members that came with other moments do meet. With all periods equal it is Local Adam with averaged
-moments, without any moment Local SGD with Adam inside.
+Members' copies of a moment drift apart at a rate given by its half-life. v hardly changes, so that
+few averages suffice, which also level out the moments of members that joined. With all periods
+equal it is Local Adam with averaged moments, without any moment Local SGD with Adam inside.
 
 Differs from the paper:
   * averages are taken after a step and not between gradient and step, so that gradients are those
     of the averaged parameters and members are equal after a round;
   * periods of moments are whole numbers of rounds;
-  * moments travel in bf16 or fp32 whatever the codec is: rounded to zero, a variance would divide;
+  * moments travel in bf16 or fp32 whatever the codec is: steps divide by the root of a variance,
+    which may not be rounded to zero;
   * a joining member takes over the moments of their last average.
 """
 
@@ -111,6 +112,7 @@ class DesLocOuter(PeriodicOuter):
                 remedy='optimizer = "adamw" in [train]; any other: preset = "local-sgd"',
             )  # fmt: skip
         super().setup(task, group=group, codec=codec)
+        self._averaged = {}  # those of an earlier setup have the length of its parameters
 
     def _due(self, step: int) -> list[str]:
         """Return the moments that the round at a step averages."""

@@ -68,7 +68,7 @@ class CocktailOuter(EveryStepBase):
         self.options = options
         self._passing: DelayedRound | None = None
         self._due = False
-        """The round of this step was not begun beside the last one: it is held first."""
+        """The round of this step was not begun in the background: it is run before the step."""
         self._stopping = False
         self._masks(0)
 
@@ -98,7 +98,7 @@ class CocktailOuter(EveryStepBase):
         self._common = self._flat.read()
         self._owed = self._flat.new().zero_()
         self._number = 0
-        """Exchanges so far: says which positions are next."""
+        """Number of exchanges so far, which determines the next positions."""
 
     def begin(self, task: Task) -> SyncResult | None:
         """Broadcast the first member's parameters to all members."""

@@ -55,7 +55,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         self._base = "start"
         self._next = every
         self._resumed = False
-        """What was loaded last was this member's own state, not that of a donor."""
+        """Whether the last loaded state was this member's own, not a donor's."""
 
     # ------------------------------------------------------- what a subclass decides
 

@@ -134,7 +134,7 @@ class DecoupledOuter(StreamingOuter):
         return None
 
     def _plan(self, task: Task) -> None:
-        """Start the period until the next event; a round that is not over is looked at again."""
+        """Start the period until the next event; without a result yet, that is the next step."""
         super()._plan(task)
         if self._flight is not None and self._next <= task.step:
             self._next = task.step + 1

@@ -93,6 +93,8 @@ class EagerOuter(OverlappedOuter):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Use the current parameters as common state and as this member's own."""
         super().setup(task, group=group, codec=codec)
+        # Anew: the velocities of an earlier setup have the length of its parameters.
+        self._common_optimizer, self._own_optimizer = self._new_optimizer(), self._new_optimizer()
         self._exact = make_codec("fp32")
         self._num_parameters = task.num_parameters
         self._settle(task)

@@ -16,8 +16,8 @@ the warm-up its update rule and gradient clipping are not used.
 Differs from the paper:
   * what is compressed is divided by sqrt(v) + eps beforehand. Without compression that is the same;
     with it one bit's coarseness is a share of the step, not a multiple where v is small;
-  * sqrt(v) counts as at least `floor` times the root of its tensor's mean: a number that had no
-    gradient yet when v was frozen would leap at its first one;
+  * sqrt(v) counts as at least `floor` times the root of its tensor's mean: otherwise an
+    element that had no gradient before v was frozen would take a huge first step;
   * the scale belongs to the codec's blocks; the bias correction of m goes on;
   * means weigh by the tokens of the step, unless `weight = "equal"`.
 """
@@ -63,7 +63,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         super().__init__(weight=options.weight)
         if options.warmup_steps < 0:
             raise ConfigError(
-                "warmup_steps is too small", given=options.warmup_steps, expected="1 or more"
+                "warmup_steps is too small", given=options.warmup_steps, expected="0 or more"
             )
         if not 0.0 <= options.floor <= 1.0:
             raise ConfigError("floor is out of range", given=options.floor, expected="0 to 1")
@@ -226,7 +226,8 @@ class OneBitAdamOuter(GradientRounds[Value]):
 
 def _decoupled(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether weight decay shrinks parameters, rather than to be added to gradients."""
-    return isinstance(optimizer, torch.optim.AdamW)
+    decoupled = any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
+    return decoupled or isinstance(optimizer, torch.optim.AdamW)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:

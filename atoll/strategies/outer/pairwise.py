@@ -100,9 +100,9 @@ class PairwiseOuter(DecentralizedOuter):
         self.options = options
         self._flight: _PairExchange | None = None
         self._due = 0
-        """Step from which on the next meeting may begin."""
+        """Step from which on the next exchange may begin."""
         self._common = 0
-        """Step of the slowest member when the last meeting began: the same on all."""
+        """Step of the slowest member when the last exchange began; equal on all members."""
 
     def _stand(self, task: Task) -> None:
         self._common = task.step
@@ -176,7 +176,7 @@ class PairwiseOuter(DecentralizedOuter):
             self._round_client.apply_verdict(task, agreed, ahead=True)
         met = agreed.reduced if agreed is not None else flight.loaded
         if met is None:
-            raise RuntimeError("a meeting is either under way or loaded")
+            raise RuntimeError("an exchange is either under way or loaded")
         if agreed is not None:
             self._all_to_all.finish(committed=self._group.me in met.contributors)
         waited_s = self._clock.monotonic() - entered

@@ -197,7 +197,9 @@ class PeriodicOuter(OuterDefaults, ABC):
     def finish(self, task: Task) -> SyncResult | None:
         """Run a last round if there were steps since the last one."""
         if task.step > self._weigher.step:
-            return self._round(task, last=True)
+            result = self._round(task, last=True)
+            self._plan(task)  # training may go on
+            return result
         if not self.one_model:
             self._flat.write(self._start)
         return None
@@ -349,10 +351,8 @@ class PeriodicOuter(OuterDefaults, ABC):
         marks, rounds, step = 1, 0, 0
         while step < steps:
             step = min(self.next_due(step), steps)
-            marks, rounds = (
-                marks + (step == self.shared_steps),
-                rounds + (step != self.shared_steps),
-            )
+            marks += step == self.shared_steps
+            rounds += step != self.shared_steps
         beside = rounds if self._weigher.kind == FEDNOVA else 0
         each = volume(self._codec, elements, peers, rank=rank)
         about_steps = volume(make_codec(EXACT), 1, peers, rank=rank)

@@ -19,7 +19,7 @@ Differs from the paper:
   * P is made orthonormal, and P Q^T multiplied, in an order of additions that is the same on every
     machine, so that replicas stay equal bit for bit across kinds of processors;
   * Q is made orthonormal too before it is used: the same span, and less rounding;
-  * a column of Q that has died away (a gradient of lower rank) starts anew at random.
+  * a column of Q that has become zero (a gradient of lower rank) starts anew at random.
 """
 
 from __future__ import annotations

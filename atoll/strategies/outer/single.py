@@ -43,7 +43,7 @@ class NoSyncOuter(OuterDefaults):
         self._exact = make_codec("fp32")
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Keep the group."""
+        """Prepare rounds without tensors."""
         self._round_client = RoundClient(group, RealClock())
         self._state = Flat.of(task)
         self._held = task.step

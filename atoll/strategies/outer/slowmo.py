@@ -49,9 +49,9 @@ class SlowMoOuter(PeriodicOuter):
             )
         self.options = options
         self._moved: Tensor | None = None
-        """gamma u, as of the round before."""
+        """gamma u after the last round."""
         self._gamma = 0.0
-        """The rate that it is of."""
+        """The inner rate of that round."""
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Use the current parameters as the common state."""

@@ -10,7 +10,7 @@ Members' parameters differ between rounds; each step reduces their variance by t
 `every` the method is combined with DiLoCo: every H steps an outer Nesterov step averages all
 parameters, starting from where they last were equal.
 
-Differs from there:
+Differs from that code:
   * the positions are a few out of each stretch of the vector, so drawing them costs time in
     proportion to the share and not to the model, and every round sends the same number;
   * means weigh by the tokens of the step, unless `weight = "equal"`;

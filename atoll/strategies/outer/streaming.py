@@ -188,9 +188,9 @@ class StreamingOuter(OverlappedOuter):
     def _offer(
         self, task: Task, which: Sequence[int], *, waiting: bool = False
     ) -> tuple[Exchange[Means], Callable[[], float]]:
-        """Return the exchange of the fragments' current pseudo-gradients.
+        """Return the exchange of the fragments' current pseudo-gradients, and its preparation.
 
-        Also what is called before it, by the same thread: it computes them and returns their norm.
+        The latter computes them and returns their norm; the same thread calls it first.
         """
         deltas: list[tuple[int, Tensor, float]] = []
         snapshots, step = [], task.step

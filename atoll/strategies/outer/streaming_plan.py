@@ -68,8 +68,8 @@ class StreamingPlan:
         if not self.last or due <= latest:
             return due
         pulled = max(step + 1, latest)
-        # The last round takes the next turn. One that is not due before the end has to be hidden,
-        # and worth it.
+        # The last round takes the next turn. A turn that is due after the end is pulled forward
+        # only if training hides it, and half an interval has passed since the turn before.
         late = pulled <= latest and 2 * (pulled - self._turn_before(step)) > self._longest
         return pulled if due <= self.last or late or not self.delay else due
 

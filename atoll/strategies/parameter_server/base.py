@@ -91,7 +91,7 @@ class ParameterServerOuter(ParameterServerState):
         """Load the last sync point's state into the model; see :meth:`Outer.rejoin`."""
         self._start.copy_(self._anchor)
         self._flat.write(self._start)
-        if not self._resumed:  # another's state: this member was not among those that made it
+        if not self._resumed:  # a donor's state: this member had no part in that sync point
             self._members, self._owed, self._alone = (), None, False
         self._resumed = False
         self._server_client.forget()

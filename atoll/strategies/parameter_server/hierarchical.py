@@ -7,11 +7,11 @@ Large Language Model Training" (https://arxiv.org/abs/2506.04531), Algorithm 1. 
 
 Differs from the paper:
   * the regions' models are held by the job's parameter servers, not by one server in each region:
-    every push crosses the line to the hub, so that the hierarchy changes what is learned and not
+    every push crosses the link to the hub, so that the hierarchy changes what is learned and not
     what is sent;
   * see `atoll.reducer.region_rule` for merges and sync points;
-  * regions are neighbouring slots; who joins later goes to the smallest one until the next sync
-    point, at which members are assigned anew;
+  * regions are neighbouring slots; a member that joins later goes to the smallest one until the
+    next sync point, at which members are assigned anew;
   * steps, schedule, data and buffers as in `atoll.strategies.parameter_server.asynchronous`.
 """
 

@@ -34,7 +34,7 @@ def check_look_ahead(share: float, optimizer: str) -> None:
     """
     if share < 0 or (share and optimizer in ("sgd", "member")):
         raise ConfigError(
-            "what is looked ahead is the way of the servers' momentum",
+            "look-ahead follows the momentum of the servers' optimizer",
             given=f"look_ahead = {share}, optimizer {optimizer}",
             expected="look_ahead of 0 or more, and an optimizer of the servers with momentum",
             remedy="look_ahead = 0",

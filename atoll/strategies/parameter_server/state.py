@@ -87,15 +87,15 @@ class ParameterServerState(OuterDefaults, ABC):
         self._base = "start"
         self._epoch, self._anchor_step = -1, 0
         self._members: tuple[str, ...] = ()
-        """Who made the anchor; empty for who came later."""
+        """Members of the last sync point; empty if this member joined after it."""
         self._alone = self._final = self._hurry = False
         self._done, self._planned, self._since = 0, every, 0
         self._marked = (0, 0)
-        """Bytes of the group at the last anchor."""
+        """Bytes of the group at the last sync point."""
         self._resumed = False
         """Whether the last loaded state was this member's own, not a donor's."""
         self._owed: Tensor | None = None
-        """What was learned and could not be delivered, because a server had forgotten all."""
+        """Part of an update that was pushed to servers which had lost their state."""
 
     # ------------------------------------------------------------ what a subclass decides
 
@@ -181,10 +181,11 @@ class ParameterServerState(OuterDefaults, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned."""
         theta = state["shared.theta"]
-        if theta.shape != self._anchor.shape or f"{_RULE}{self._num_servers}.numbers" in state:
+        servers = sum(k.startswith(_RULE) and k.endswith(".numbers") for k in state)
+        if theta.shape != self._anchor.shape or servers != self._num_servers:
             raise ConfigError(
                 "this state belongs to another model, or to another number of servers",
-                given=f"{theta.numel()} elements",
+                given=f"{theta.numel()} elements on {servers} servers",
                 expected=f"{self._anchor.numel()} elements on {self._num_servers} servers",
             )
         self._anchor.copy_(theta)

@@ -182,12 +182,12 @@ def _given(
         return vector, got.digest
     packets = got.packets.get(giver)
     if not packets:
-        raise PeerLost("the member was lost that gives an anchor", given=giver)
+        raise PeerLost("the member that provides the servers' state was lost", given=giver)
     values = codec.decode(packets[0])
     if values.numel() != vector.numel():
         raise GroupError(
-            "an anchor does not fit this member", given=f"{values.numel()} elements of {giver}",
-            expected=f"{vector.numel()}",
+            "the servers' state does not fit this member",
+            given=f"{values.numel()} elements of {giver}", expected=f"{vector.numel()}",
             remedy="start every member with the same job file and the same model",
         )  # fmt: skip
     return values, got.digest

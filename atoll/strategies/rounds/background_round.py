@@ -1,4 +1,4 @@
-"""Rounds that run beside training: started at one step, with the result applied at a later one.
+"""Rounds that run during training: started at one step, with the result applied at a later one.
 
 A checkpoint cannot contain a running round, so it waits for the decision and stores the result. A
 member that loads it applies the result at the same step as the others.
@@ -106,7 +106,7 @@ class BackgroundRound:
         """
         if self.work is None:
             if self.loaded is None:
-                raise RuntimeError("a flight is either under way or loaded")
+                raise RuntimeError("a round is either under way or loaded")
             task.round = round_client.group.committed_round
             return self.loaded
         entered = clock.monotonic()

@@ -1,4 +1,4 @@
-"""The interval between rounds as the hub plans it again while a job runs."""
+"""The interval between rounds, which the hub may change while a job runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "shared.interval"
 
 
 class Interval:
-    """Since which step rounds have another interval than the options say, and which."""
+    """The interval that replaces the one of the options, and the step from which it counts."""
 
     def __init__(self) -> None:
         """The options hold until a verdict says otherwise."""
@@ -31,7 +31,7 @@ class Interval:
             self.since, self.every = step, verdict.every
 
     def state(self) -> dict[str, Tensor]:
-        """Return what newcomers need; nothing while the options hold."""
+        """Return the state for joining members; empty while the options hold."""
         return {KEY: torch.tensor([self.since, self.every])} if self.every else {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

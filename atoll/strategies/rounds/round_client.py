@@ -34,9 +34,9 @@ from atoll.wire.messages import Lease, MemberStats
 T = TypeVar("T", bound=Decidable)
 
 LEAST_TRIP_S = 0.005
-"""A shorter way to the hub is not worth a thread."""
+"""A shorter round trip to the hub is not worth a thread."""
 LONGEST_STEP_S = 1.0
-"""Where steps are longer a way to the hub is nothing beside them."""
+"""With longer steps the round trip to the hub is negligible."""
 
 PHASES = {"wait": "join", "send": "reduce", "vote": "commit"}
 """Names of a round's phases in the statistics, and in :class:`CommittedRound`."""
@@ -56,7 +56,7 @@ class RoundClient:
         self._sent_bytes: float | None = None
         """In the last round, for the next report."""
         self._trip_s = math.inf
-        """Shortest wait for a verdict so far: at least a way to the hub and back."""
+        """Shortest wait for a verdict so far, an upper bound of the round trip to the hub."""
 
     # ------------------------------------------------------------------------ a round
 
@@ -118,11 +118,11 @@ class RoundClient:
     # ------------------------------------------------------------------------- report
 
     def announce(self, task: Task, *, base: str) -> None:
-        """Join the next round so many steps before its end that its plan is there then.
+        """Ask for the next round's plan early enough that it is there when the period ends.
 
-        Called after each step. A step must be short: meanwhile the others may wait in the round.
-        The position in the data has to be known in advance: it counts with the contribution even if
-        this member is lost before its vote.
+        Called after each step. Steps have to be short, because the others may wait for this member
+        meanwhile. The position in the data has to be known in advance: it counts with the
+        contribution even if this member is lost before its vote.
         """
         period = task.period
         left = period.planned - period.done
@@ -211,7 +211,7 @@ class RoundClient:
         self.begin_now()
 
     def begin_now(self) -> None:
-        """Count the seconds of the period from now: something else than its steps took time."""
+        """Count the seconds of the period from now, to leave out time that was not its steps'."""
         self._period_began = self._clock.monotonic()
 
 

@@ -1,4 +1,4 @@
 """Arithmetic on the flat parameter vector: read, write, cut, mask, reproducible sums.
 
-Imports torch, task and the leaves. Start at `flat.py`.
+May import torch, task, codec, group, devices and the leaves. Start at `flat.py`.
 """

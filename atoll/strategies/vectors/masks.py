@@ -145,7 +145,7 @@ def check_share(share: float) -> float:
         raise ConfigError(
             "this share of an update cannot be pruned",
             given=f"prune = {share}",
-            expected="0 up to below 1; up to 0.5 costs next to nothing, 0.75 is seen",
+            expected="0 up to below 1; up to 0.5 hardly changes the loss, 0.75 does",
         )
     return share
 

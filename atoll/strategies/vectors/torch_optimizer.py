@@ -50,7 +50,7 @@ class OuterTorch:
             _tensors(optimizer.state[parameter])
         except AtollError:
             raise
-        except Exception as error:  # of any optimizer: what it refuses, it refuses in its own way
+        except Exception as error:  # each optimizer has errors of its own
             raise ConfigError(
                 f"torch.optim.{name} cannot be the outer optimizer: {error}", given=given,
                 expected="arguments that it accepts, and steps with a flat vector",
@@ -114,7 +114,7 @@ def read_options(text: str) -> dict[str, Any]:
         if any(keyword.arg is None for keyword in call.keywords):
             raise ValueError("no ** here")
         found = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ConfigError(
             "outer_options cannot be read", given=repr(text),
             expected="arguments of the optimizer, e.g. 'betas=(0.9, 0.99), eps=1e-3'",

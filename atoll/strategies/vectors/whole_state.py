@@ -23,7 +23,7 @@ WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_
 """Parts of a name that only say how a module is wrapped on this machine."""
 
 MOST_NAMES = 5
-"""Tensors that a sentence names."""
+"""Tensors named in a message."""
 
 MOST_GROUPS = 512
 """Digests in a member's report; larger models report runs of neighbouring tensors together."""
@@ -120,7 +120,7 @@ def report_on(state: Mapping[str, Tensor], *, own: Collection[str] = ()) -> dict
 
 
 def not_synchronised(task: Task, *, rounded: bool) -> list[str]:
-    """Return sentences for people about what rounds do not keep equal, bit for bit.
+    """Return messages that name what rounds do not keep equal, bit for bit.
 
     `rounded`: the strategy keeps float32 only.
     """

@@ -190,7 +190,7 @@ class TrainerIsland:
 def entered(
     spec: JobSpec, *, place: RankPlace, start: StartReport, orders: Orders | None = None
 ) -> Iterator[TrainerIsland]:
-    """Be a rank of an island inside; collective.
+    """Run the block as a rank of an island; collective.
 
     Args:
         spec: The job.
@@ -215,7 +215,7 @@ def entered(
 def leading(
     spec: JobSpec, *, place: RankPlace, start: StartReport, orders: Orders
 ) -> Iterator[TrainerIsland]:
-    """Be the first rank of an island inside; afterwards the others end, or move with it.
+    """Run the block as an island's first rank; afterwards the others end, or move with it.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or this rank has no device.

@@ -232,7 +232,7 @@ class ScriptRanks:
                 remedy="give every rank as many batches: run.shard does",
             )
         counted = sum(row[4] for row in rows)
-        tokens: dict[int, float] = {}  # ranks that see the same rows may all count them
+        tokens: dict[int, float] = {}  # ranks that read the same rows may each count them
         for rank, row in enumerate(rows):
             share = self._share_of(rank)
             tokens[share] = max(tokens.get(share, 0.0), row[5])
@@ -278,7 +278,7 @@ class ScriptRanks:
 
 @contextmanager
 def _by_itself(device: torch.device) -> Iterator[None]:
-    """Be a process group of one rank on a device inside the block."""
+    """Have a process group of one rank, on this device, inside the block."""
     dist.init_process_group(
         backend(device),
         store=dist.HashStore(),

@@ -83,7 +83,7 @@ def muon(
         adamw_lr: AdamW's rate; a fifth of `lr` by default.
         weight_decay: Decoupled decay of matrices; vectors do not decay.
         betas: AdamW's two decay rates.
-        rest: `nadam` instead of AdamW steps ahead, as Muon does, for asynchronous pipelines.
+        rest: `nadam` takes Nesterov steps, as Muon does; for asynchronous pipelines.
         options: Further options of `torch.optim.Muon`, e.g. `momentum`, `ns_steps`.
 
     Raises:
@@ -122,15 +122,16 @@ def muon(
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trained matrices that are neither embeddings nor the output layer."""
+    """Return the trained matrices that are neither embeddings nor the output layer.
+
+    The output layer is the last linear one, if it has the shape of an embedding. Others may have
+    that shape by chance: 64 to 256 features beside an embedding of 256 bytes.
+    """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    words = {module.num_embeddings for module in embeddings}
     outside = {id(module.weight) for module in embeddings}
-    outside |= {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Linear) and module.out_features in words
-    }
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    shapes = {module.weight.shape for module in embeddings}
+    outside |= {id(module.weight) for module in last if module.weight.shape in shapes}
     return [
         parameter
         for parameter in model.parameters()

@@ -50,7 +50,7 @@ class Level:
 
 @dataclass(slots=True)
 class Trained:
-    """What this member's paths have made of a module in this phase."""
+    """A module after this phase's training: the mean over this member's paths."""
 
     weight: float = 0.0
     mean: Tensor | None = None
@@ -82,7 +82,7 @@ class Held:
 
 
 def _prefix(module: int) -> str:
-    """Return with what the names of a module's state begin."""
+    """Return the prefix of the names in a module's state."""
     return f"module.{module}/"
 
 
@@ -148,14 +148,14 @@ class HeldModules:
         self._held = {module: held for module, held in self._held.items() if module in kept}
 
     def keep(self, module: int, *, step: int) -> None:
-        """Go on with a module that is held at a step."""
+        """Continue at `step` with a module that is held."""
         self._held[module].task.step = step
 
     def take(
         self, module: int, tensors: Mapping[str, Tensor] | None, *, step: int, round_: int,
         version: int = 0,
     ) -> None:  # fmt: skip
-        """Hold a module after so many rounds, as `tensors` say; None: as it was at the start.
+        """Hold a module after `round_` rounds, with the state in `tensors`; None: the initial one.
 
         Raises:
             ConfigError: the tensors are of another model.
@@ -193,7 +193,7 @@ class HeldModules:
             self._held[module].outer.restore()
 
     def collect(self, path: int, *, weight: float) -> None:
-        """Note what a path has made of its modules, with its weight in their means."""
+        """Add a path's trained parameters to the means of its modules, with this weight."""
         for module in self.layout.modules_of(path):
             level = self._levels[self.layout.level_of(module)]
             self._held[module].trained.add(level.flat.read(), weight)

@@ -22,7 +22,7 @@ SENT = "sha256:"
 """Prefix of an assignment that was sent to the hub with the job."""
 FLUSH_TIMEOUT_S = 10.0
 PATIENCE_S = 600.0
-"""An unreachable hub is waited for so long, including its restarts."""
+"""How long an unreachable hub is waited for, including its restarts."""
 
 
 class HubTurns:

@@ -1,4 +1,4 @@
-"""What all paths of a job begin with: the weights of a plain model, as in the paper."""
+"""Initial weights of all paths of a job: those of a plain model, as in the paper."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class ModuleStates(Protocol):
     def donated(
         self, number: int, donors: Sequence[str], *, serves: Mapping[str, Sequence[str]]
     ) -> Mapping[str, Tensor]:
-        """Return a module from its holders; `number` is its and its round's, see `state_number`.
+        """Return a module from its holders; `number` is what `HeldModules.number_of` returns.
 
         Raises:
-            GroupError: none of them gives it.
+            GroupError: none of them has it.
         """
         ...
 

@@ -8,6 +8,7 @@ stays with the member, and starts anew when another one takes the path over.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import secrets
@@ -53,7 +54,7 @@ from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathShard, PathTr
 log = logging.getLogger(__name__)
 
 TRIES = 3
-"""Turns in a row for which modules could not be had; then the others go on without this member."""
+"""Turns in a row without the modules for them; then the others go on without this member."""
 STOPPED = "the job was asked to stop"
 
 
@@ -116,13 +117,13 @@ class PathTrainer:
         self.stream = MemberStream(
             self.data.deal, slot=0, batch=spec.train.batch, device=self.device
         )
-        self._fresh = self.task.optimizer.state_dict()
+        self._fresh = copy.deepcopy(self.task.optimizer.state_dict())
         self._optimizers: dict[int, Mapping[str, Any]] = {}
         """The optimizer's state of each path that this member has trained."""
         self._evaluate = spec.train.eval_every or max(1, (len(self.steps) - 1) // EVALUATIONS)
         self._process, self._history, self._lost = secrets.token_hex(8), 0, False
         self._missed = 0
-        """Turns in a row for which modules could not be had."""
+        """Turns in a row for which modules could not be fetched."""
         self._done, self._began = 0, False
         self._sizes = [PathShard(*size) for size in self.data.sizes]
         self.clock, self.totals = RealClock(), Totals()
@@ -157,15 +158,11 @@ class PathTrainer:
         while not self.member.should_stop():
             turn = self.member.turns.ask(
                 PathAsk(
-                    phase=self.modules.phase,
-                    phases=len(self.steps) - 1,
-                    held=self.modules.held(),
-                    versions=self.modules.versions(),
-                    process=self._process,
-                    lost=self._lost,
-                    shards=self._sizes,
+                    phase=self.modules.phase, phases=len(self.steps) - 1,
+                    held=self.modules.held(), versions=self.modules.versions(),
+                    process=self._process, lost=self._lost, shards=self._sizes,
                 )
-            )
+            )  # fmt: skip
             self._sizes = []
             if turn.phase >= 0:
                 self._move(turn)
@@ -185,7 +182,7 @@ class PathTrainer:
         return LEFT
 
     def _move(self, turn: PathTurn) -> None:
-        """Count steps from the beginning of a turn's phase, and say so at the first one."""
+        """Set step and round to the beginning of a turn's phase; record the run's first one."""
         self.task.step = self.steps[min(turn.phase, len(self.steps) - 1)]
         self.task.round = turn.phase
         if not self._began:
@@ -238,7 +235,7 @@ class PathTrainer:
     # ---------------------------------------------------------------------------- modules
 
     def _take(self, turn: PathTurn) -> bool:
-        """Hold the modules of a turn; return whether all could be had."""
+        """Hold the modules of a turn; return whether all could be fetched."""
         modules, wanted = self.modules, self.layout.modules_in(turn.paths)
         step = self.steps[turn.phase]
         with self.task.state_lock.moving():
@@ -259,7 +256,7 @@ class PathTrainer:
         return True
 
     def _fetch(self, module: int, turn: PathTurn) -> bool:
-        """Take a module from its holders or the checkpoint; return whether it could be had."""
+        """Take a module from its holders or the checkpoint; return whether that succeeded."""
         states, round_, found = self.member.states, turn.rounds[module], None
         try:
             if donors := turn.donors.get(module):
@@ -338,7 +335,9 @@ class PathTrainer:
         task.step = step
         task.free_period()
         task.losses.take()
-        task.optimizer.load_state_dict(dict(self._optimizers.get(path, self._fresh)))
+        # The optimizer trains the very tensors that it loads.
+        saved = self._optimizers.get(path) or copy.deepcopy(self._fresh)
+        task.optimizer.load_state_dict(dict(saved))
         self.built.schedule.load_state_dict({"step": step})
         read, size = step * self.spec.train.batch, self.data.deal.num_windows(path)
         self.stream.move(path, Cursor(path, *divmod(read, size)).to_dict())

@@ -34,8 +34,11 @@ def _training(summary: Mapping[str, Any]) -> str:
     first, final = summary.get("loss_first"), summary.get("loss_final")
     unit = f" {summary.get('loss_unit', '')}".rstrip()
     if first is not None and final is not None:
-        verb = "fell" if final < first else "rose"
-        said += f"; the held-out loss {verb} from {first:.3f} to {final:.3f}{unit}"
+        if final == first:
+            said += f"; the held-out loss stayed at {final:.3f}{unit}"
+        else:
+            verb = "fell" if final < first else "rose"
+            said += f"; the held-out loss {verb} from {first:.3f} to {final:.3f}{unit}"
     elif final is not None:
         said += f"; the held-out loss is {final:.3f}{unit}"
     if summary.get("accuracy") is not None:

@@ -19,7 +19,7 @@ def account(
 ) -> dict[str, int] | None:
     """Return samples `given`, `committed`, `repeated` and `missed`; None if no data was shared.
 
-    A pass that some slot has completed is to be complete on all: what lacks is `missed`. Samples
+    A pass that some slot has completed should be complete on all: the rest is `missed`. Samples
     are `repeated` if the step that they were given for was lost, with its process or its round.
     """
     places = _furthest(result[KEY] for result in results.values() if result.get(KEY))

@@ -25,7 +25,7 @@ ADDED = ("tokens", "samples_given", "wall_s", "compute_s", "sent_bytes", "receiv
 """Totals that are added over the processes of a member: one that was killed has done its work."""
 
 OF_HUB = ("node", "sent_bytes", "received_bytes")
-"""Figures of a member that are the hub's."""
+"""Figures of a member that the hub counts itself."""
 
 Results = Mapping[str, Mapping[str, Any]]
 Points = Sequence[Mapping[str, Any]]

@@ -91,9 +91,9 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
     Raises:
         CheckpointError: the parts do not fit this model, optimizer or strategy.
     """
-    tree = _tree(shared)
     with task.state_lock.moving():
         try:
+            tree = _tree(shared)
             task.pull()
             _fit(task, tree.get("exchanged", []))
             _load_model(task, tree["model"])
@@ -111,7 +111,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
             outer.rejoin(task)
             base, task.past = str(tree["base"]), str(tree["chain"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-            if is_peer_failure(error):  # another rank has died: the state is not to blame
+            if is_peer_failure(error):  # another rank has died: the state may be valid
                 raise
             raise CheckpointError(
                 "the state of the other members does not fit here",

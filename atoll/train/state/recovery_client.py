@@ -84,8 +84,8 @@ class Fetch(Protocol):
     ) -> Recovered:
         """Return the state.
 
-        If `ready`, it is loaded at once, so rounds may wait for this member. Of an `older` one,
-        fetched just before, what still holds is used again.
+        If `ready`, it is loaded at once, so rounds may wait for this member. Parts of an `older`
+        one, fetched just before, are used again where they still hold.
         """
         ...
 
@@ -204,6 +204,6 @@ class RecoveryClient:
             try:
                 return work.wait(POLL_S)
             except DeadlineExceeded:
-                if work.done():
-                    raise
+                if work.done():  # it failed like that itself, or has ended since
+                    return work.wait(POLL_S)
         raise GroupLeft("this member was asked to leave while it recovered")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from atoll.errors import DeadlineExceeded, GroupError, HubError, WireError
+from atoll.errors import AtollError
 from atoll.train.swarm.parts import Answer, Ask
 from atoll.wire.message import Message
 
@@ -40,7 +40,7 @@ class Asking:
             answer: Message | None = None
             try:
                 answer = self._ask(body, timeout_s=ASK_S)
-            except (DeadlineExceeded, HubError, WireError, GroupError) as error:
+            except AtollError as error:  # also one of the hub's own, of any kind
                 log.info("%s: %s was not answered: %s", self._me, type(body).__name__, error)
             self._event(Answer(body, answer))
 

@@ -60,7 +60,7 @@ class TrainedStage:
     ) -> None:  # fmt: skip
         """Take over a stage with its initial weights; a row has so many `tokens`.
 
-        With `outer` its members step by themselves and meet as that says.
+        With `outer` each member steps its own optimizer, and `outer` combines their parameters.
         """
         self.runner = StageRunner(stage, seed=spec.job.seed, early=spec.swarm.early_microbatches)
         self.optimizer = build_optimizer(stage.module, spec.train)
@@ -93,7 +93,7 @@ class TrainedStage:
 
     @property
     def base(self) -> str:
-        """Names the state, besides the step."""
+        """Name of the state, without its step."""
         return f"stage {self.runner.stage.number}"
 
     def part(self, texts: Mapping[str, str] | None = None) -> Part:
@@ -126,7 +126,7 @@ class TrainedStage:
         with self.task.state_lock.moving():
             kept = list(parts)
             load_stage(self.state(), kept)
-            self.runner.stage.constrain()  # another number of stages leaves other blocks free
+            self.runner.stage.constrain()  # other blocks are free if it had other stages
             self._go_to(step, round_)
             self._agrees = self.outer is None or any(AGREES in part.metadata for part in kept)
             older = {n: t for part in kept for n, t in part.tensors.items()}
@@ -194,7 +194,7 @@ class TrainedStage:
                     met = self.outer.finish() or met
                 if met:
                     self._agrees = True
-                    self.runner.stage.constrain()  # a codec's error leads out of a subspace
+                    self.runner.stage.constrain()  # the codec's error is not in the subspace
                     self.runner.begin(self.task.step)  # with new buffers
                 self._unsettled = False
 
@@ -258,7 +258,7 @@ class JobStages:
     ) -> None:  # fmt: skip
         """Build nothing yet; without `states` there are only those of the start.
 
-        With `outer` the members of a stage step by themselves, and meet as that says.
+        With `outer` each member of a stage steps its own optimizer, and it combines parameters.
         """
         self._outer = outer
         self._spec, self._cut = spec, replace(cut, size=confined_to(spec))

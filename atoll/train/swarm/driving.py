@@ -49,7 +49,7 @@ class Driving:
             self._carry_out(self.driver.leased(lease, self._now()))
 
     def reported(self, report: Report) -> None:
-        """A member of a path, or this one, has done its part or failed."""
+        """Handle the report of a member of a path, or of this one: it is done, or has failed."""
         if isinstance(report, Handed):
             self._carry_out(self.driver.handed(report, self._now()))
         else:
@@ -61,11 +61,11 @@ class Driving:
         self._carry_out(self.driver.peers(table, self._now()))
 
     def counted(self, shares: Sequence[Share], *, step: int) -> None:
-        """Give up what another lease has brought through."""
+        """Drop microbatches that are counted under another lease."""
         self._carry_out(self.driver.counted(shares, step=step))
 
     def tick(self) -> None:
-        """Look at time limits."""
+        """Handle expired time limits."""
         self._carry_out(self.driver.tick(self._now()))
 
     def _now(self) -> float:

@@ -1,7 +1,6 @@
 """Send copies of the own sum to another member of the stage, and keep those of others.
 
-For the member's own thread; when a copy has arrived is only noted, by a thread of the channel, for
-the next look.
+For the member's own thread; a thread of the channel only records when a copy has arrived.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class Keeping:
     """When the copy on its way has arrived, or failed."""
 
     def clear(self) -> None:
-        """The step is over, or everything is dropped."""
+        """Drop all copies: the step is over, or its work was dropped."""
         self.copies.clear(self.clock.monotonic())
         self._vectors.clear()
 
     def send(
         self, me: Holder, table: Sequence[SwarmPeer], folded: Sequence[Share], runner: StageRunner
     ) -> None:
-        """Send a copy of the own sum if it is time to."""
+        """Send a copy of the own sum if one is due."""
         now = self.clock.monotonic()
         while self._ended:
             self.copies.arrived(self._ended.pop() - self._began, now)
@@ -75,7 +74,7 @@ class Keeping:
         self.ask(SwarmKept(epoch, copy.of, copy.step, number, copy.shares))
 
     def answered(self, question: SwarmKept, *, used: bool | None) -> None:
-        """The ledger has answered; None: it has not, and is asked again."""
+        """Handle the ledger's answer; None: there was none, and it is asked again."""
         if used is None:
             if self.copies.asks(question.number):
                 self.ask(question)

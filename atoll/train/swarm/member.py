@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 """Pause before a question that failed, or an announcement without a place, is repeated."""
 POLL_S = 0.5
-"""How often the end of the run is looked at while nothing happens."""
+"""How often the member checks for the end of the run while no event comes."""
 
 
 class SwarmMember:
@@ -241,7 +241,7 @@ class SwarmMember:
         self._asking.ask(body)
 
     def _placed(self, place: SwarmPlace) -> None:
-        """Take the place: keep what stands, and take over a state if it is another stage's."""
+        """Take the place: keep what is valid, and take over its state unless this member has it."""
         served = self._served
         if served is not None:
             if not place.keep:
@@ -274,7 +274,7 @@ class SwarmMember:
             self._unlike = True
             return
         except (ConfigError, DataError):
-            raise  # no other member could do it better
+            raise  # it would fail on any other member, too
         except AtollError as error:
             log.info("%s: no state of stage %s yet: %s", self.me, place.stage, error)
             return
@@ -299,7 +299,7 @@ class SwarmMember:
             served.peers(news.peers)
         try:
             served.count(news.shares, news.ahead)
-        except PeerRefused as error:  # it counts on what is not here: let others compute it
+        except PeerRefused as error:  # it counts work that is not here: others compute it
             log.warning("%s: %s", self.me, error)
             self._epoch, self._ready, self._again_at = 0, False, 0.0
             return

@@ -106,7 +106,7 @@ class ServedStage:
         return self.work.holder
 
     def enter(self, holder: Holder) -> None:
-        """Be in the table at this epoch: microbatches may come."""
+        """Enter the table of members at this epoch: microbatches may arrive from now on."""
         self.work.holder = holder
         if self.number == 0:
             driver = Driver(
@@ -115,7 +115,7 @@ class ServedStage:
             self.driving = Driving(driver, self.work, finished=self._finished)
 
     def _finished(self, report: SwarmDone) -> None:
-        """Tell the ledger that a microbatch is through, and whether to evaluate this state."""
+        """Tell the ledger that a microbatch is done, and whether to evaluate this state."""
         due = report.step == self.step and self.trained.evaluates
         self._ask(msgspec.structs.replace(report, evaluate=due))
 
@@ -178,7 +178,7 @@ class ServedStage:
         return self.now.mean is not None if self._job.agrees else self.now.closing > 0
 
     def close(self, closing: int) -> None:
-        """Meet the other members of the stage; this member goes on with its work."""
+        """Start the round of the stage's members; this one goes on with its work meanwhile."""
         self.now.closing = closing
         if not self._job.agrees:
             return
@@ -199,7 +199,7 @@ class ServedStage:
         meeting.add_done_callback(ended)
 
     def agreed(self, event: Agreed) -> bool:
-        """The round of a closing has ended; return whether its mean is new here.
+        """Handle the end of a closing's round; return whether its mean is new here.
 
         It counts even if the stage was opened again meanwhile: what was committed holds the shares
         of all members of the round.
@@ -249,7 +249,7 @@ class ServedStage:
     # ------------------------------------------------------------------- other members
 
     def mail(self, mail: PeerMail) -> None:
-        """A message of another member has come."""
+        """Handle a message of another member."""
         try:
             head = unpack_head(mail.head)
         except WireError as error:

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 ASK_S = 60.0
 """Time limit of a question to the hub."""
 PAUSE_S, LONG_S, SOON = 0.25, 2.0, 40
-"""Pause before the states are asked for again: at first, and after so many times."""
+"""Pause before the states are requested again: the first `SOON` times, and later."""
 
 
 class StagesOuter(OuterDefaults):
@@ -153,7 +153,7 @@ class StagesOuter(OuterDefaults):
         return Committed(task.step, self.digest(task))
 
     def rejoin(self, task: Task) -> None:
-        """Do nothing: what was taken over was taken over stage by stage."""
+        """Do nothing: each stage has taken over its own state."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Refuse: its state is that of the stages."""
@@ -180,7 +180,7 @@ class _Beside:
         self._task.pull()
 
     def push(self) -> None:
-        """Do nothing yet."""
+        """Do nothing: the whole model is pushed after the last stage."""
 
     def spoil(self) -> None:
         """Do nothing: nothing is lent."""
@@ -213,11 +213,11 @@ class _Joined:
 
 
 class LateStages:
-    """Brings what the members of each stage agreed on last, to a member that comes late.
+    """Brings what the members of each stage agreed on last to a late member.
 
-    So does it the optimizer's state of the members that gave the stages: the SWARM trains with the
-    same optimizer and batch. Meanwhile it trains on up to its next round, where it waits for this
-    member, for a bounded time. When the SWARM is over its last checkpoint is taken.
+    It also brings the optimizer's state of the members that gave the stages, because the SWARM
+    trains with the same optimizer and batch. Meanwhile the SWARM trains up to its next round, where
+    it waits for this member, for a bounded time. If it has ended, its last checkpoint is taken.
     """
 
     def __init__(

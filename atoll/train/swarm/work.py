@@ -110,7 +110,7 @@ class StageWork:
         self._enqueue(_Task(work, False, None))
 
     def arrived(self, head: Forward | Backward, mail: PeerMail) -> None:
-        """Activations or their gradients came from another member."""
+        """Take activations or their gradients from another member."""
         self.effort.received_bytes += len(mail.data)
         try:
             size = head.sizes[0] if head.sizes else 0
@@ -135,12 +135,12 @@ class StageWork:
             self.runner.release(key)
 
     def clear(self) -> None:
-        """Everything is dropped."""
+        """Drop all work."""
         self._tasks.clear()
         self._attempts.clear()
 
     def begin_step(self, step: int) -> None:
-        """Earlier steps than this one are over."""
+        """Drop the work of steps before this one."""
         self._tasks = deque(task for task in self._tasks if task.work.step >= step)
         self._attempts = {n: known for n, known in self._attempts.items() if known[0] >= step}
 

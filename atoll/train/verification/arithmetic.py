@@ -1,4 +1,4 @@
-"""What decides about the bits of a step: members that name the same text compute the same."""
+"""What determines the bits of a step: members that report the same text compute the same."""
 
 from __future__ import annotations
 

@@ -55,6 +55,6 @@ class KeptState:
         with path.open("rb") as file:
             size = read_heading(file.readline(LINE_BYTES))
             data = bytearray(file.read(size))
-            if len(data) != size or size % 4:
+            if len(data) != size or size % 4 or not size:
                 raise WireError("this state is cut off", given=f"{len(data)} of {size} bytes")
             return cls(torch.frombuffer(data, dtype=torch.float32), file.read())

@@ -26,7 +26,7 @@ TYPES = {
 }
 VALUE = "value"
 STEP = "step"
-"""Name of the one tensor that is not as its parameter is: the steps so far."""
+"""Name of the one tensor without its parameter's shape and type: the count of steps."""
 
 
 def own_bytes(optimizer: Optimizer) -> Iterator[bytes | memoryview]:
@@ -74,7 +74,7 @@ def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:
     """Load an own part; what the optimizer had before is dropped.
 
     Raises:
-        WireError: the bytes are none, or do not fit the optimizer's parameters.
+        WireError: the bytes are no own part, or do not fit the optimizer's parameters.
     """
     parameters, view = list(_parameters(optimizer)), memoryview(data)
     found: dict[int, dict[str, Any]] = {}
@@ -88,7 +88,7 @@ def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:
                 continue
             dtype = TYPES[kind]
             whole = parameters[int(index)]
-            # A fused step believes that tensors are as their parameter is, and writes beyond.
+            # A fused kernel assumes its parameter's shape and type, and would write beyond the end.
             if name != STEP and (tuple(what), dtype) != (tuple(whole.shape), whole.dtype):
                 raise ValueError(f"{name[:50]} has not the shape and type of its parameter")
             if name == STEP and (what or int(index) < 0):
@@ -103,7 +103,7 @@ def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:
                 else torch.empty(what, dtype=dtype)
             )
             end += nbytes
-        if end != len(view) or max(found, default=-1) >= len(parameters):
+        if end != len(view) or not found.keys() <= set(range(len(parameters))):
             raise ValueError("it has more than this optimizer's parameters")
     except (ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise WireError("this own part cannot be used", given=str(error)[:200]) from error

@@ -35,7 +35,7 @@ from atoll.wire.messages import VerificationAnswer, VerificationTask
 SCORED_ROWS = 4
 """Rows of a batch on which the gain of a contribution is measured."""
 HELD_OUT = 64
-"""Held-out batches of so many rows that are taken in turn."""
+"""Number of held-out batches that rounds use in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Recomputation:
     ) -> Recomputed:
         """Do the steps of a task from a state; `start`: the model at the opening, if it differs.
 
-        An own part with which no step can be computed is an answer: who handed it over made it up.
-        That it is to blame shows when the same steps succeed without it.
+        If the steps fail with the own part and succeed without it, the answer is `unusable`: the
+        member that handed it over made it up.
 
         Raises:
             AtollError: a step failed.
@@ -130,7 +130,7 @@ class Recomputation:
     def _ended(
         self, answer: VerificationAnswer, task: VerificationTask, start: Tensor
     ) -> Recomputed:
-        """Add what the period ends in: own part, contribution and packet."""
+        """Add the digests at the end of the period: of own part, contribution and packet."""
         training, codec = self._built.task, self._built.codec
         delta, weight, _ = self._outer.contribution(training)
         codec.set_round(task.round)

@@ -115,6 +115,26 @@ def test_copy_without_its_manifest_does_not_exist(tmp_path: Path, url: str) -> N
         locate(url)
 
 
+def test_only_parts_in_the_manifest_are_fetched(tmp_path: Path, url: str) -> None:
+    fill(tmp_path, 1)
+    copies(tmp_path, url).copy(1)
+    remote = Remote(url, job="job")
+    remote.write(f"{checkpoint_folder(1)}/other.safetensors", b"not verified")
+    assert remote.fetch_part(1, PARTS[0], tmp_path).is_file()
+    with pytest.raises(CheckpointMissing, match=r"no part other\.safetensors"):
+        remote.fetch_part(1, "other.safetensors", tmp_path)
+
+
+def test_journal_that_cannot_be_written_is_reported(tmp_path: Path, url: str) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / "job" / JOURNAL).mkdir()
+    reports = Reports()
+    assert not copy_all(copies(tmp_path, url), report=reports, patient=False)
+    (failed,) = reports.all
+    assert isinstance(failed, CopyFailed)
+    assert JOURNAL in failed.error["given"]
+
+
 def test_interrupted_copy_sends_only_what_is_missing(tmp_path: Path, url: str) -> None:
     fill(tmp_path, 1)
 

@@ -109,8 +109,10 @@ def test_what_cannot_be_saved_is_named_by_its_place(state: Any, place: str) -> N
 
 @pytest.mark.parametrize(
     "tree",
-    ["", "{", '{"$":"tensor"}', '{"$":"tensor","name":"no"}', '{"$":"pickle"}', '{"$":[]}'],
-)
+    ["", "{", '{"$":"tensor"}', '{"$":"tensor","name":"no"}', '{"$":"pickle"}', '{"$":[]}',
+     "[" * 100_000],
+    ids=lambda tree: tree[:20],
+)  # fmt: skip
 def test_malformed_state_is_refused(tree: str) -> None:
     tensors: dict[str, Tensor] = {}
     with pytest.raises(CheckpointCorrupt, match="malformed"):

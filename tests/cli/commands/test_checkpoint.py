@@ -134,6 +134,9 @@ def test_export_is_plain_safetensors_with_plain_names(
     assert (weights.model, weights.options) == ("net", {"width": 3})
     assert weights.metadata["round"] == "4"
     assert "tree" not in weights.metadata
+    Path("[old]").mkdir()
+    assert run("export", "job", "[old]/out.safetensors") == 0
+    assert "round 4 -> [old]/out.safetensors" in capsys.readouterr().out
 
 
 def test_damaged_checkpoint_is_not_exported(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,5 +29,7 @@ def test_limits_are_shown_and_tickets_set_them(tmp_path: Path) -> None:
         assert found["uses"][0]["reached"]
         command(olga, "ticket", "new", "--quota", "disk=10MB", "--name", "guest")
         assert "disk=10000000" in command(olga, "ticket", "list")
+        command(olga, "ticket", "new", "--name", "for lab [/3]")
+        assert "for lab [/3]" in command(olga, "ticket", "list")
         wrong = command(olga, "ticket", "new", "--quota", "dusk=10MB", status=2)
         assert "did you mean 'disk'" in wrong

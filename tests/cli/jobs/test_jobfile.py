@@ -79,6 +79,7 @@ def test_options_say_how_a_member_lies_over_its_processes(
         ({"mesh": "tensor=2,tensor=2"}, "each axis once"),
         ({"mesh": "tensr=2"}, "tensor"),
         ({"mesh": "replicate=2,tensor=2", "ranks": 6}, "set ranks ="),
+        ({"inner": "fsdp", "settings": ["island.ranks=8", "island.mesh={shard=4}"]}, "leave mesh"),
         ({"ranks": 2}, "one of ddp, fsdp"),
         ({"settings": ["island.machines=2"], "inner": "fsdp", "ranks": 3}, "4 ranks, or"),
     ],
@@ -194,6 +195,9 @@ def test_jobs_of_one_file_are_laid_over_what_is_common(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[jobs]\nname = 'x'\n", r"must be a list of tables.*\[\[jobs\]\]"),
+        ("jobs = []\n", r"must be a list of tables.*\[\[jobs\]\]"),
+        ("job = 'x'\n", r"job must be a table.*\[job\]"),
+        ("island = 'fsdp'\n", r"island must be a table.*\[island\]"),
         ("[[jobs]]\n[jobs.jop]\nname = 'x'\n", "unknown table.*did you mean 'job'"),
         ("[[jobs]]\n[jobs.job]\nnam = 'x'\n", "unknown key.*did you mean 'name'"),
     ],

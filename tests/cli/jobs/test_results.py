@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from atoll.cli.jobs.results import finish, write_if_measured
+from atoll.cli.jobs.results import _inside, finish, write_if_measured
+from atoll.errors import WireError
 
 SPEC = '[job]\nname = "own"\nnodes = 1\n{more}[model]\nname = "{model}"\n'
 TRAINED = {"steps": 40, "tokens": 640, "wall_s": 2.0, "compute_s": 1.0, "replica": "a", "round": 4}
@@ -76,3 +77,11 @@ def test_collected_job_gets_its_report_in_any_state(tmp_path: Path) -> None:
     assert "The run failed: w0: out of memory. One machine took 3 steps" in report.read_text(
         "utf-8"
     )
+
+
+@pytest.mark.parametrize("name", ["D:evil.py", "D:/evil.py", "../evil.py", "a\\b", "/evil.py", ""])
+def test_a_hub_cannot_name_a_file_outside_the_folder(name: str) -> None:
+    folder = PureWindowsPath("C:/runs/job")
+    assert _inside(folder, "artifacts/w0/a.txt") == folder / "artifacts" / "w0" / "a.txt"
+    with pytest.raises(WireError):
+        _inside(folder, name)

@@ -74,6 +74,24 @@ def test_the_line_quotes_the_ticket() -> None:
     assert "'\"'\"'" in spoken
 
 
+def test_only_the_node_of_the_line_is_in_the_background(tmp_path: Path) -> None:
+    """A shell that waited for it would keep the output of ssh open until the node ends."""
+    programs, pipe = tmp_path / ".atoll" / "venv" / "bin", tmp_path / "pipe"
+    programs.mkdir(parents=True)
+    os.mkfifo(pipe)
+    (programs / "python").write_text(f"#!/bin/sh\ncat {pipe}\n")
+    (programs / "pip").write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", shell_line(TICKET).replace("python3 -m venv", "true")],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}, capture_output=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    pipe.write_text("the node ends\n")
+
+
 INTERRUPTED = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """As in a notebook's kernel; where tests run in the background, SIGINT is ignored at the start."""
 

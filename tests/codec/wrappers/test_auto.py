@@ -154,3 +154,19 @@ def test_what_the_hub_plans_holds_until_members_have_agreed_anew() -> None:
     agree(auto)
     assert auto.base.spec == "int4:256"
     assert not auto.due(125)
+
+
+@pytest.mark.parametrize(
+    ("spec", "planned"),
+    [
+        ("auto(by_size:65536(fp32,int8),int4)", "by_size:65536(fp32,int8)"),
+        ("feedback(auto(by_size:65536(fp32,int8),int4))", "feedback(by_size:65536(fp32,int8))"),
+        ("feedback(auto(randomk:0.1,topk:0.01))", "feedback(randomk:0.1)"),
+        ("feedback:0.95(auto(fp32,int8))", "feedback:0.95(int8)"),
+    ],
+)  # fmt: skip
+def test_codecs_with_brackets_and_scales_can_be_chosen(spec: str, planned: str) -> None:
+    auto = automatic(spec)
+    assert auto.choice == 0
+    auto.follow(planned, round_=1)
+    assert auto.base.spec in make_codec(planned).spec

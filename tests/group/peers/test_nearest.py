@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -209,6 +210,22 @@ def test_a_listener_that_hangs_does_not_hold_messages_for_ever() -> None:
                 sent(first.send("w1", b"hello", timeout_s=0.1))
             assert not talk(first, second)()
             lines[0].close()
+
+
+def test_relays_that_wait_end_when_the_channel_is_closed() -> None:
+    gate = threading.Event()
+    with SmallHub() as hub, nearest_pair(hub) as (first, second):
+        first.reach({"w1": second.dial})
+        until(talk(first, second))
+        first._again.submit(gate.wait)  # as a relay that waits for room
+        lock = second._relayed.queue._condition
+        with lock:  # the message is taken, but not answered
+            done = first.send("w1", b"hello", timeout_s=PATIENCE_S)
+            first._lines["w1"].close()
+            first.close()
+            gate.set()
+            with pytest.raises(HubError, match="closed"):
+                done.result(PATIENCE_S)
 
 
 def test_a_message_that_comes_both_ways_counts_once() -> None:

@@ -42,6 +42,7 @@ def test_probe_finds_those_who_listen_and_asks_all_at_once() -> None:
                 "w1": [dead_dial],
                 "w2": [],
                 "w3": ["not an address"],
+                "w9": ["two..dots:80", f"{'a' * 64}:80", "10.0.0.7:²", "10.0.0.7:0"],
                 "w4": [open_dial],
                 **{f"w{slot}": ["192.0.2.1:9"] for slot in range(5, 9)},
             },
@@ -49,3 +50,11 @@ def test_probe_finds_those_who_listen_and_asks_all_at_once() -> None:
         )
         assert found == ["w0", "w4"]
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "dial", ["nonsense", ":80", "host:", "host:²", "host:0", "host:65536", "two..dots:80"]
+)
+def test_what_another_member_names_may_be_no_address(dial: str) -> None:
+    with pytest.raises(ConfigError, match="not an address"):
+        split_host_port(dial)

@@ -204,3 +204,8 @@ def test_closing_leaves_no_thread_behind() -> None:
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
+
+
+def test_a_store_that_is_named_wrongly_is_one_that_is_lost() -> None:
+    with pytest.raises(PeerLost, match="does not answer"):
+        RendezvousStore("nonsense", "m", lines=LINES, deadline=time.monotonic() + PATIENCE_S)

@@ -263,6 +263,28 @@ def test_a_commit_is_noted_even_if_its_caller_is_gone(database: Database) -> Non
     assert database.read_now(names) == ["a", "b"]
 
 
+def test_a_failing_callback_stops_no_other_write(database: Database) -> None:
+    def fails(_: object) -> None:
+        raise KeyError("gone")
+
+    async def work() -> None:
+        first = database.write_later(inserting("a"), fails)
+        second = database.write_later(inserting("b"), lambda _: "noted")
+        async with asyncio.timeout(PATIENCE_S):
+            found = await asyncio.gather(first, second, return_exceptions=True)
+            await database.write(inserting("c"))
+        assert [type(one) for one in found] == [KeyError, str]
+
+    asyncio.run(work())
+    assert database.read_now(names) == ["a", "b", "c"]
+
+
+def test_a_lock_that_cannot_be_opened_is_explained(path: Path) -> None:
+    path.with_name(path.name + ".lock").mkdir(parents=True)
+    with pytest.raises(HubError, match="database failed"):
+        Database(path)
+
+
 def test_a_second_event_loop_goes_on_where_the_first_was_left(database: Database) -> None:
     async def leave() -> None:
         database.write_later(inserting("a"), lambda value: value)

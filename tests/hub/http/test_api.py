@@ -161,10 +161,32 @@ def test_files_go_in_and_out_with_their_hash(client: httpx.Client) -> None:
     error_of(client.get(f"/api/jobs/{job}/files/..%2f..%2fdata%2fsecrets.json"), 400)
 
 
-@pytest.mark.parametrize("name", ["job.toml", "metrics.jsonl", "checkpoints/r/manifest.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("job.toml", "metrics.jsonl", "checkpoints/r/manifest.json"),
+        *("paths.json", "verification.json"),
+    ],
+)
 def test_files_of_the_hub_itself_cannot_be_put(client: httpx.Client, name: str) -> None:
     job = submit(client)
     error_of(client.put(f"/api/jobs/{job}/files/{name}", content=b"x"), 403)
+
+
+def test_change_at_which_the_hub_failed_is_in_the_audit_log(
+    hub: HubServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.hub is not None
+    job = submit(client)
+
+    async def fails(job: str, *, grace_s: float) -> None:
+        raise RuntimeError("half of it was done")
+
+    monkeypatch.setattr(hub.hub.live, "stop", fails)
+    error_of(client.post(f"/api/jobs/{job}/stop", json={}), 500)
+    last = client.get("/api/audit").json()[-1]
+    assert (last["action"], last["outcome"]) == ("stop", "500")
+    assert last["text"].endswith("the hub failed")
 
 
 def test_a_job_token_opens_its_job_only(hub: HubServer, client: httpx.Client) -> None:

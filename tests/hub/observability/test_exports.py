@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +22,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.http.metric_families import Family
 from atoll.hub.http.prometheus import render
 from atoll.hub.server import HubServer
-from atoll.hub.telemetry import _metrics_url
+from atoll.hub.telemetry import Telemetry, _metrics_url
 from tests.dashboard.scene import Scene
 from tests.patience import PATIENCE_S
 
@@ -195,6 +197,17 @@ def test_a_collector_gets_the_same_figures(tmp_path: Path, collector: Collector)
     assert [point.as_int for point in rounds.data_points] == [1]
     shown = {name for name, samples in page.items() if samples} - {"atoll_alarm"}
     assert shown <= set(collector.metrics), shown - set(collector.metrics)
+
+
+def test_figures_that_are_gone_are_not_sent_again(collector: Collector) -> None:
+    context: Any = SimpleNamespace(version="1")
+    telemetry: Any = Telemetry(context, url=collector.url, every_s=3600.0)
+    for name in ("atoll_swarm_paused", "atoll_jobs"):  # the SWARM has ended
+        collector.metrics.clear()
+        telemetry._take([Family(name, "gauge", "A figure.", [({}, 1.0)])])
+        assert telemetry._provider.force_flush()
+        assert set(collector.metrics) == {name}
+    asyncio.run(telemetry.close())
 
 
 def test_a_collector_that_is_away_holds_nothing_up(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from atoll.hub.paths.service import RECORD_NAME
 from atoll.hub.server import HubServer
 from atoll.paths.ledger import PathRecord
 from atoll.wire.messages import Done, Finished
+from atoll.wire.part_check import Newest
 from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathTrained, PathTurn
 from tests.hub.nodes.test_membership import Running, job_of, launches, options, registered, until
 from tests.hub.paths.test_paths_view import TABLES
@@ -79,3 +80,25 @@ def test_another_hub_resumes_what_the_first_one_left_as_over(tmp_path: Path) -> 
         assert not record.over
         assert not record.dealt
         assert record.best == {0: 1.5, 1: 1.5}
+
+
+def test_waiting_request_does_not_bring_an_old_checkpoint_back(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint becomes complete while one member waits; another one asks after it."""
+    assert hub.hub is not None
+    group, newest = Running(hub, nodes=2, more=TABLES), [Newest(-1)]
+
+    async def look(job: str, rounds: list[int] | None = None) -> Newest:
+        return newest[0]
+
+    monkeypatch.setattr(hub.hub.checkpoints, "newest", look)
+    first, second = group.members
+    waiting = first.ask(PathAsk(phases=5, process="a"))
+    ledger = hub.hub.grouped.paths.ledger(group.job)
+    until(lambda: ledger.waiting == {"w0"}, "the first request")
+    newest[0] = Newest(8)
+    assert ask(second, PathAsk(phases=5, process="b")).checkpoint == 8
+    assert isinstance(first.answer(waiting), PathTurn)
+    assert ledger.checkpoint == 8
+    group.close()

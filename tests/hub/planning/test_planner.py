@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import LimitReached
+from atoll.errors import ConfigError, LimitReached
 from atoll.hub.planning import planner as planner_module
 from atoll.hub.planning.planner import (
+    LAW_FILE,
     MOST_OF_ONE,
     MOST_OF_OTHERS,
     MOST_WAITING,
@@ -30,6 +31,31 @@ def test_plans_do_not_take_the_processor_from_rounds(
     monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", program))
     answer = Planner(data=tmp_path, torch=True).ask("", [{"node": "box", "state": "online"}])
     assert asyncio.run(answer)["nice"] == min(19, os.nice(0) + NICENESS)
+
+
+def test_machines_that_left_are_not_planned_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys, json; print(json.dumps({'got': json.load(sys.stdin)['nodes']}))"
+    monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", program))
+    planner = Planner(data=tmp_path, torch=True)
+    rows = [{"node": state, "state": state} for state in ("online", "lost", "left")]
+    assert asyncio.run(planner.ask("", rows))["got"] == rows[:1]
+    with pytest.raises(ConfigError, match="no machine is online"):
+        asyncio.run(planner.ask("", rows[1:]))
+
+
+def test_another_scaling_law_gives_another_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", "print('{}')"))
+    planner = Planner(data=tmp_path, torch=True)
+    started = []
+    for law in ("one", "one", "other"):
+        (tmp_path / LAW_FILE).write_text(law)
+        asyncio.run(planner.ask("", [{"node": "box", "state": "online"}]))
+        started.append(planner.started)
+    assert started == [1, 1, 2]
 
 
 def test_viewers_leave_places_for_operators_and_each_other(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub.app import Hub, HubOptions
 from atoll.hub.planning.changes import LASTS_S
-from atoll.hub.planning.replanning import KIND
+from atoll.hub.planning.replanning import KIND, Replanner
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Register
 from tests.dashboard.scene import MACHINES, Scene
@@ -138,3 +140,21 @@ def test_a_plan_for_a_job_that_has_ended_changes_nothing(
         assert asked == [job]
         assert event_texts(scene, job) == []
         assert runtime.machine.commit_log.every != 77
+
+
+def test_looks_go_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.hub.planning.replanning.LOOK_EVERY_S", 0.0)
+    looks: list[int] = []
+
+    class Failing(Replanner):
+        async def look(self) -> None:
+            looks.append(len(looks))
+            if len(looks) > 1:
+                raise asyncio.CancelledError  # enough
+            raise KeyError("answers")
+
+    nothing: Any = None
+    looking = Failing(nothing, planner=nothing, nodes=list, clock=VirtualClock())
+    with contextlib.suppress(asyncio.CancelledError, KeyError):
+        asyncio.run(looking.run())
+    assert looks == [0, 1]

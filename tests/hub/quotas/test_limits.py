@@ -56,6 +56,8 @@ def test_a_ticket_sets_limits_of_tokens_only() -> None:
         parse_quotas(["reducer_job=1GB"])
     with pytest.raises(ConfigError, match="not a quota"):
         parse_quotas(["disk"])
+    with pytest.raises(ConfigError, match="not a limit"):
+        parse_quotas(["connections=\u00b2"])  # a superscript two
 
 
 def test_limits_of_a_login_hold_for_its_jobs() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from atoll.errors import AtollError, AuthError, HubError, WireError
 from atoll.hub.server import HubServer
 from atoll.hub.verification.service import VerificationService
 from atoll.net.http.client import HubClient
+from atoll.verification.challenge import Stage
 from atoll.verification.state_file import digests_of, heading
 from atoll.verification.trace import EMPTY, FRESH, mark_positions, state_digest
 from atoll.wire.messages import (
@@ -168,6 +171,71 @@ def test_states_are_for_those_with_a_task(group: Running, base: str, tmp_path: P
         # Nor by the door of the job's files.
         with pytest.raises(AtollError, match="another way"):
             rest.put_file(group.job, f"verification/{number}-0", b"other")
+
+
+def test_members_neither_read_nor_write_what_convicts(
+    group: Running, base: str, tmp_path: Path
+) -> None:
+    commit(group, base)
+    number = task(group.members[0], "deposit", "w0").challenge
+    hand_over(group, 0, tmp_path)
+    with client(group, 1) as rest:
+        for name in ("commitments.jsonl", "verification.json", f"verification/{number}-0"):
+            with pytest.raises(AuthError, match="members do not read"):
+                rest.get_file(group.job, name, tmp_path / "read")
+        with pytest.raises(AuthError, match="only the hub writes"):
+            rest.put_file(group.job, "verification.json", b"{}")
+
+
+def test_late_upload_does_not_replace_the_accepted_state(group: Running, base: str) -> None:
+    commit(group, base)
+    number = task(group.members[0], "deposit", "w0").challenge
+
+    async def both() -> None:
+        begun, accepted = asyncio.Event(), asyncio.Event()
+
+        async def other() -> AsyncIterator[bytes]:
+            begun.set()
+            await accepted.wait()
+            yield b"another state"
+
+        async def committed() -> AsyncIterator[bytes]:
+            yield BASE_FILE
+
+        def upload(data: AsyncIterator[bytes]) -> asyncio.Future[None]:
+            taking = service(group).take_state(group.job, "w0", number, 0, data)
+            return asyncio.ensure_future(taking)
+
+        late = upload(other())
+        await begun.wait()
+        await upload(committed())
+        accepted.set()
+        with pytest.raises(AtollError):
+            await late
+
+    assert group.hub.hub is not None
+    group.hub.call(both())
+    path = group.hub.hub.stores.files.path(group.job, f"verification/{number}-0")
+    assert path.read_bytes() == BASE_FILE
+    assert [one.name for one in path.parent.glob(f"{number}-*")] == [path.name]
+
+
+def test_only_an_awaited_upload_moves_the_deadline(group: Running, base: str) -> None:
+    commit(group, base)
+    awaited = next(iter(service(group)._runtime(group.job).ledger.open.values()))
+    challenge = dataclasses.replace(awaited, deadline=0.0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        assert challenge.deadline > 0.0
+        challenge.stage, challenge.deadline = Stage.REPLAY, 0.0  # another upload was accepted
+        yield b"b"
+
+    async def passed() -> list[bytes]:
+        return [piece async for piece in service(group)._patiently(challenge, pieces())]
+
+    assert group.hub.call(passed()) == [b"a", b"b"]
+    assert challenge.deadline == 0.0
 
 
 def test_states_of_a_challenge_that_begins_meanwhile_are_kept(

@@ -150,6 +150,24 @@ def test_guessed_units_have_to_compute_what_the_model_does() -> None:
         check_chain(good, units, None)
 
 
+class _Embeddings(nn.Module):
+    """Its first child has fewer rows than there are tokens: chained, it is asked for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.tokens = nn.Embedding(4, 8), nn.Embedding(100, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = self.positions(torch.arange(tokens.shape[1]))
+        return torch.as_tensor(self.tokens(tokens) + places)
+
+
+def test_a_guessed_unit_that_raises_an_index_error_is_refused() -> None:
+    model = _Embeddings()
+    with pytest.raises(ConfigError, match=r"positions \(Embedding\) does not take the inputs"):
+        check_chain(model, chain_of(model)[0], torch.full((2, 3), 50))
+
+
 def test_models_whose_units_leave_parameters_out_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"none of its units.*without frozen.*let units\(\) return "

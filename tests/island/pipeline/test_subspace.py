@@ -156,6 +156,16 @@ def test_optimizers_step_on_coordinates(size: int) -> None:
     torch.testing.assert_close(embedding, plain[1] @ basis.T + table, atol=1e-5, rtol=1e-5)
 
 
+def test_an_error_in_a_step_does_not_leave_coordinates() -> None:
+    subspace, weight = Subspace.drawn(16, 5, seed=3), nn.Parameter(torch.randn(16, 7))
+    constraint = Constraint(subspace, [weight], None, None)
+    constraint.project()
+    before = weight.detach().clone()
+    with pytest.raises(MemoryError), constraint.in_coordinates():
+        raise MemoryError
+    torch.testing.assert_close(weight.detach(), before)
+
+
 def test_settling_moves_only_what_is_outside() -> None:
     model = gpt(tie=False)
     constraint, _ = _confined(model, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,13 +41,18 @@ def _of_rank(found: Any, keep: list[Worker]) -> tuple[Any, Tensor, Tensor]:
     return found, confined.subspace.basis, confined.boundary.table
 
 
-def _train(axes: dict[str, int], size: int, refresh: int) -> tuple[Any, Tensor, Tensor]:
+def _train(
+    axes: dict[str, int], size: int, refresh: int, optimizer: str = "adamw"
+) -> tuple[Any, Tensor, Tensor]:
     keep: list[Worker] = []
     words = {"activations": f"subspace:{size}", "refresh": refresh, "cuts": CUTS[axes["pipeline"]]}
-    return _of_rank(led(_use, MODEL, TRAIN, axes, keep, **words), keep)
+    train = replace(TRAIN, optimizer=optimizer)
+    return _of_rank(led(_use, MODEL, train, axes, keep, **words), keep)
 
 
-def _resume(axes: dict[str, int], saved: dict[str, Any], steps: int) -> tuple[Any, Tensor, Tensor]:
+def _resume(
+    axes: dict[str, int], saved: dict[str, Any], steps: int, optimizer: str
+) -> tuple[Any, Tensor, Tensor]:
     keep: list[Worker] = []
 
     def use(member: Member) -> dict[str, Tensor]:
@@ -62,7 +68,8 @@ def _resume(axes: dict[str, int], saved: dict[str, Any], steps: int) -> tuple[An
         return member.parameters()
 
     words = {"activations": "subspace:5", "refresh": 3, "cuts": CUTS[axes["pipeline"]]}
-    return _of_rank(led(use, MODEL, TRAIN, axes, keep, **words), keep)
+    train = replace(TRAIN, optimizer=optimizer)
+    return _of_rank(led(use, MODEL, train, axes, keep, **words), keep)
 
 
 def test_all_ranks_turn_to_the_same_subspace(ranks: Ranks) -> None:
@@ -82,13 +89,14 @@ def test_all_ranks_turn_to_the_same_subspace(ranks: Ranks) -> None:
     torch.testing.assert_close(outside, tokens)
 
 
-def test_a_run_that_resumes_has_the_saved_subspace(ranks: Ranks) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_run_that_resumes_has_the_saved_subspace(ranks: Ranks, optimizer: str) -> None:
     axes = {"pipeline": 2}
-    whole, basis, _ = ranks.run(2, _train, axes, 5, 3)[0]
+    whole, basis, _ = ranks.run(2, _train, axes, 5, 3, optimizer)[0]
     (saved,) = [own[BASIS] for own in whole["state"]["state"].values() if BASIS in own]
-    for _, again, _ in ranks.run(2, _resume, axes, whole, 1):
+    for _, again, _ in ranks.run(2, _resume, axes, whole, 1, optimizer):
         assert torch.equal(again, saved), "on all ranks, and it does not turn before its time"
-    for end, again, _ in ranks.run(2, _resume, axes, whole, 3):
+    for end, again, _ in ranks.run(2, _resume, axes, whole, 3, optimizer):
         torch.testing.assert_close(again, basis)
         assert not torch.equal(again, saved)
         if end is not None:

@@ -203,6 +203,15 @@ class TestKept:
         at_the_end.set_epoch(again.place()["passes"])
         assert len(numbers(at_the_end)) == len(at_the_end)
 
+    def test_a_share_that_comes_later_takes_its_whole_place(self) -> None:
+        kept = RankState()
+        kept.move(1, {"data_pass": 0, "offset": 6, "0.passes": 0, "0.offset": 6, "0.order": 7})
+        assert kept.place() is not None
+        share = deal(range(10), Division(0, 2, 5))
+        assert isinstance(share, DataSetShare)
+        kept.share(share.share)
+        assert kept._cursor == {}
+
     def test_places_of_others_do_not_count(self) -> None:
         mine, theirs = deal(range(10), Division(0, 2, 5)), deal(range(10), Division(0, 3, 5))
         other = deal(range(10), Division(0, 3, 6))

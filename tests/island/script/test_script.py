@@ -329,7 +329,10 @@ def _refused(folder: str) -> list[str]:
     told = []
     run = enter(WAYS["fsdp"][0], folder=Path(folder))
     if run.rank:
-        for ask in (lambda: run.slot, lambda: run.queue("work"), lambda: run.topic("news")):
+        for ask in (
+            lambda: run.slot, lambda: run.queue("work"), lambda: run.topic("news"), run.barrier,
+            lambda: run.broadcast(torch.ones(1)), lambda: run.all_reduce(torch.ones(1), "max"),
+        ):  # fmt: skip
             with pytest.raises(ConfigError) as caught:
                 ask()
             told.append(str(caught.value))
@@ -344,9 +347,10 @@ def _refused(folder: str) -> list[str]:
 
 def test_what_an_island_cannot_do_is_refused_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks.run(2, _refused, str(tmp_path))
-    assert first == second[3:]
+    assert first == second[6:]
     assert "run.mesh" in second[0]
     assert "queues and topics" in second[1]
+    assert all("several processes" in told for told in second[3:6])
     assert "combine" in first[0]
     assert "fully_shard" in first[1]
     assert "different parameters" in first[2]

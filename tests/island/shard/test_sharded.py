@@ -29,6 +29,7 @@ from atoll.checkpoint.sharded import (
     save_sharded,
     start_sharded,
 )
+from atoll.checkpoint.state.ranks import RankGroup
 from atoll.checkpoint.state.sharded_state import ties_of
 from atoll.config import MeshShape, parse_spec
 from atoll.data import ByteTokenizer
@@ -41,7 +42,7 @@ from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.train.optim.optimizers import build_optimizer
 from atoll.train.results.sample import load_model, write_text
-from atoll.wire.manifest import PIECES_FORMAT, checkpoint_folder
+from atoll.wire.manifest import ABOUT_NAME, PIECES_FORMAT, checkpoint_folder
 from tests.island.pool import Ranks
 
 SQUARE = MeshShape(shard=2, tensor=2)
@@ -240,16 +241,17 @@ def _damaged(folder: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["rank-00001.safetensors", ABOUT_NAME])
 def test_damage_is_named_on_every_rank(
-    ranks: Ranks, saved: tuple[Path, dict[str, Any]], tmp_path: Path
+    ranks: Ranks, saved: tuple[Path, dict[str, Any]], tmp_path: Path, file: str
 ) -> None:
     shutil.copytree(saved[0], tmp_path / "job")
-    path = tmp_path / "job" / checkpoint_folder(1) / "rank-00001.safetensors"
+    path = tmp_path / "job" / checkpoint_folder(1) / file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert all("rank-00001" in told for told in ranks.run(2, _damaged, tmp_path / "job"))
-    with pytest.raises(CheckpointCorrupt, match="rank-00001"):
+    assert all(file in told for told in ranks.run(2, _damaged, tmp_path / "job"))
+    with pytest.raises(CheckpointCorrupt, match=file):
         export_sharded(tmp_path / "job", 1, tmp_path / "x.safetensors")
 
 
@@ -268,6 +270,22 @@ def test_a_failed_rank_fails_all_and_leaves_no_checkpoint(ranks: Ranks, tmp_path
         "other cannot be saved" in told for told in ranks.run(2, _one_cannot_write, tmp_path)
     )
     assert not DirectoryStore(tmp_path).latest() > 0
+
+
+def _one_breaks() -> str:
+    def work() -> None:
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("a defect")
+
+    with pytest.raises((CheckpointError, ZeroDivisionError)) as caught:
+        RankGroup(None).share(work)
+    return repr(caught.value)
+
+
+def test_any_error_of_a_rank_ends_the_wait_of_the_others(ranks: Ranks) -> None:
+    first, second = ranks.run(2, _one_breaks)
+    assert "rank 1: ZeroDivisionError: a defect" in first
+    assert second == "ZeroDivisionError('a defect')"
 
 
 # ------------------------------------------------------------------------- the trainer's own parts

@@ -123,6 +123,14 @@ def test_links_are_not_followed(place: Place, tmp_path: Path) -> None:
     assert place.collect("*.csv") == ["artifacts/w0/a.csv"]
 
 
+def test_folder_that_became_a_link_leaves_nothing(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "id_rsa").write_text("secret")
+    place.folder.rmdir()
+    place.folder.symlink_to(tmp_path / "keys")
+    assert place.collect("*") == []
+
+
 def test_excess_or_oddly_named_artifacts_are_left_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,18 @@ def test_failing_accelerator_library_is_harmless() -> None:
     assert len(gpus) == 0
 
 
+def test_accelerator_may_have_no_name_or_memory_of_its_own() -> None:
+    class Refusing(Library):
+        def name(self, number: int) -> str:
+            raise OSError("not supported")
+
+        def memory(self, number: int) -> tuple[int, int]:
+            raise OSError("not supported")
+
+    gpus = Gpus(Refusing())
+    assert (len(gpus), gpus.name, gpus.memory_bytes) == (2, "", 0)
+
+
 @pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
 def test_a_machine_without_the_library_has_no_accelerators(
     library: str, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import http.server
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -77,6 +78,20 @@ def test_address_that_does_not_answer_says_nothing(monkeypatch: pytest.MonkeyPat
         assert PreemptionNotices(url=url).read(), (
             "the machine's own address is not asked of a proxy"
         )
+
+
+def test_answer_that_is_not_http_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(4096)
+                line.sendall(b"not HTTP\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        assert PreemptionNotices(url=url).read() is None
 
 
 def test_file_gives_notice_while_it_is_there(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import threading
 
+import pytest
+
 from atoll.node.launchers.hub_network import HubForwarder
 from tests.patience import PROMPT_S
+
+resource = pytest.importorskip("resource", reason="limits of POSIX")
 
 
 class Observed(socket.socket):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from atoll.errors import OutOfMemory
 from atoll.node.launchers.launcher import Exit
-from atoll.node.launchers.memory_watch import MemoryWatch
+from atoll.node.launchers.memory_watch import MemoryWatch, _Entry
 from atoll.node.launchers.process import ProcessLauncher
 from tests.node.launchers.ordering import command_launch, make_order, run, until
 
@@ -140,6 +141,31 @@ def test_largest_process_ends_above_the_owners_limit(tmp_path: Path) -> None:
     ended, small_lives = run(scenario())
     assert_out_of_memory(ended, "at most 0.35 GB", "the owner of this machine", "all work together")
     assert small_lives
+
+
+def test_family_may_change_while_it_is_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        order = make_order(command_launch("sleep", "60"), tmp_path)
+        process = await ProcessLauncher().start(order, print)
+        entry = _Entry(process, "w1", 0, "")
+
+        class Measured(psutil.Process):
+            """A process of a family that the measuring thread changes meanwhile."""
+
+            def send_signal(self, sig: int) -> None:
+                super().send_signal(sig)
+                entry.family.pop(self.pid)
+
+        entry.family = {child.pid: Measured(child.pid) for child in children}
+        watch = MemoryWatch()
+        watch._entries.append(entry)
+        watch.remove(process)
+        await process.stop(grace_s=0.0)
+        await process.wait()
+
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    run(scenario())
+    assert [child.wait() for child in children] == [-9, -9]
 
 
 def _folder(process: psutil.Process) -> str:

@@ -22,9 +22,9 @@ from atoll.errors import AtollError, ConfigError, JobError, ScriptError, Storage
 from atoll.net.endpoint import PLAIN
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps
-from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher, argv
+from atoll.node.launchers.process import ChildProcess, ProcessLauncher, argv, process_file
 from atoll.node.processes.exits import ERROR_FILE
-from atoll.node.processes.output import read_output
+from atoll.node.processes.output import read_lines, read_output
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import HUB, command_launch, make_order, run, script_launch, until
 from tests.patience import PATIENCE_S, PROMPT_S
@@ -88,6 +88,38 @@ def test_error_file_of_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
     assert type(ended.error) is JobError
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "job.toml", "output.log"])
+def test_links_in_its_folder_mislead_no_later_start(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the owner's")
+    plant = f"ln -sf {victim} {name}; echo theirs"
+    spec = dump_spec(JobSpec(job=JobTable(name="job", command=["sh", "-c", plant])))
+    command = Launch("job-1", "w1", 1, "token", spec, files={"notes.txt": "theirs"})
+    for _ in range(2):
+        assert run(command_to_end(command, tmp_path, [])).code == 0
+    assert victim.read_text() == "the owner's"
+
+
+@pytest.mark.parametrize("error_file", ["mkfifo error.json", "echo [] > error.json"])
+def test_unusable_error_file_is_ignored(tmp_path: Path, error_file: str) -> None:
+    command = command_launch("sh", "-c", f"{error_file}; exit 7")
+    assert "exit status 7" in str(run(command_to_end(command, tmp_path, [])).error)
+
+
+def test_a_program_does_not_choose_what_is_killed(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        note = {"pid": other.pid, "started": psutil.Process(other.pid).create_time()}
+        written = tmp_path / "job-1" / "w1" / "process.json"
+        written.parent.mkdir(parents=True)
+        written.write_text(json.dumps(note))
+        assert run(command_to_end(command_launch("true"), tmp_path, [])).code == 0
+        assert _alive(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+
+
 async def _start_sleeper(tmp_path: Path, lines: list[str], *, stubborn: bool) -> ChildProcess:
     script = (
         "import signal, subprocess, sys, time\n"
@@ -137,7 +169,7 @@ def test_orphan_is_killed_but_not_a_reused_pid(tmp_path: Path, same: bool) -> No
         folder.mkdir(parents=True)
         started = psutil.Process(left.pid).create_time() - (0.0 if same else 9.0)
         note = json.dumps({"pid": left.pid, "started": started})
-        (folder / PROCESS_FILE).write_text(note)
+        process_file(folder).write_text(note)
         os.kill(left.pid, signal.SIGSTOP)
         assert run(to_end("pass", tmp_path, [])).code == 0
         assert _alive(left.pid) is not same
@@ -258,7 +290,7 @@ def test_unwritable_folder_is_the_machines_fault(
     def fail(*_: object, **__: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(kind, match="cannot be written"):
         lay_out(script_launch("pass"), directory=tmp_path / "w1", hub=HUB, endpoint=PLAIN)
 
@@ -284,6 +316,15 @@ def _feed(data: bytes) -> list[str]:
 )
 def test_output_is_cut_into_lines(data: bytes, lines: list[str]) -> None:
     assert _feed(data) == lines
+
+
+def test_line_end_in_two_blocks_ends_one_line() -> None:
+    class Blocks:
+        def read1(self, size: int = -1, /) -> bytes:
+            return blocks.pop(0)
+
+    blocks = [b"a\r", b"\n", b"\nb\r", b"c", b""]
+    assert list(read_lines(Blocks())) == [b"a", b"", b"b", b"c"]
 
 
 def test_endless_line_is_cut_and_shortened() -> None:

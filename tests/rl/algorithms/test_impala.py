@@ -16,6 +16,7 @@ from atoll.errors import CheckpointCorrupt, ConfigError, DataError
 from atoll.rl.algorithms.impala import ImpalaLearner, load_snapshot
 from atoll.rl.algorithms.losses import vtrace
 from atoll.rl.critic.critic import Critic
+from atoll.rl.critic.learner import SeparateCritics
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.trajectory import Trajectory
@@ -80,6 +81,17 @@ def test_saving_and_loading_is_as_if_nothing_had_happened() -> None:
     for batch in batches[2:]:
         second.learn(batch)
     assert torch.equal(weights(whole), weights(second))
+
+
+def test_separate_critics_keep_their_number_of_updates() -> None:
+    one, other = (SeparateCritics(SMALL, seed=1) for _ in range(2))
+    for task in TASKS:
+        one.add_policy(task)
+        other.add_policy(task)
+    for batch in (lived(made())[:2], lived(made())[2:]):  # in turn, of one policy each
+        one.learn(batch)
+    other.load_state_dict(one.state_dict())
+    assert other.version == one.version == 2
 
 
 def test_an_actor_is_what_the_learner_handed_out() -> None:

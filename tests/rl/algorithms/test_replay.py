@@ -20,6 +20,10 @@ def test_a_policy_that_is_silent_for_long_is_let_go() -> None:
     made.keep([lived("slow")], update=7)
     assert made.absent([], update=7 + FORGOTTEN)
     assert not made.absent([], update=8 + FORGOTTEN)
+    made.keep([lived("fast")], update=8 + FORGOTTEN)
+    kept = ReplayBuffer()
+    kept.keep([lived("fast")], update=8 + FORGOTTEN)
+    assert made.state_dict().keys() == kept.state_dict().keys(), "its data is not saved any more"
 
 
 def test_a_large_pool_is_rehearsed_in_turn() -> None:

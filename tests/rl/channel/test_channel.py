@@ -330,7 +330,11 @@ def test_only_a_pool_leaves_a_silent_actor(
 def test_a_message_of_another_version_ends_nothing(channel: InMemoryChannel) -> None:
     with critic(channel, RL) as side:
         roster = registry(channel, "x").topic("roster")
-        for said in ({"format": 2}, ["x"], {"format": 1, "kind": "here", "actor": "w8"}):
+        other = {"actor": "w7", "policy": "heavy", "kind": "here", "spec": SPEC.to_json()}
+        for said in (
+            {"format": 2}, ["x"], {"format": 1, "kind": "here", "actor": "w8"},
+            {"format": 1, **other},  # its task is of another policy
+        ):  # fmt: skip
             roster.publish(said)
         with actor(channel, RL) as one:
             one.send(trajectory())

@@ -136,6 +136,35 @@ def rewards_without_end(m: dict[str, Tensor]) -> None:
     m["rewards"][4, 1] = float("nan")
 
 
+def flags_of_fewer_steps(m: dict[str, Tensor]) -> None:
+    m["flags"] = m["flags"][:1]
+
+
+def flags_with_an_axis_more(m: dict[str, Tensor]) -> None:
+    m["flags"] = m["flags"][..., None].expand(-1, -1, 2).contiguous()
+
+
+def log_probabilities_with_an_axis_more(m: dict[str, Tensor]) -> None:
+    m["log_probabilities"] = m["log_probabilities"][..., None].contiguous()
+
+
+def hidden_of_more_columns(m: dict[str, Tensor]) -> None:
+    m["hidden"] = torch.zeros(3, 5)
+
+
+def hidden_without_end(m: dict[str, Tensor]) -> None:
+    m["hidden"][1, 2] = float("inf")
+
+
+def narrow_scale(m: dict[str, Tensor]) -> None:
+    m["scale"] = m["scale"][:, :3].contiguous()
+
+
+def return_without_end(m: dict[str, Tensor]) -> None:
+    text = m[ABOUT].numpy().tobytes().replace(b"[1.5]", b"[1" + 400 * b"0" + b"]")
+    m[ABOUT] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
 def both_flags(m: dict[str, Tensor]) -> None:
     m["flags"][2, 1] = 3
 
@@ -145,6 +174,8 @@ def both_flags(m: dict[str, Tensor]) -> None:
     [
         wrong_version, another_kind, negative_sequence, wide_observations, short_rewards, doubles,
         cut_elsewhere, cut_beyond, third_action, no_rewards, rewards_without_end, both_flags,
+        flags_of_fewer_steps, flags_with_an_axis_more, log_probabilities_with_an_axis_more,
+        hidden_of_more_columns, hidden_without_end, narrow_scale, return_without_end,
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(spoil: Callable[[dict[str, Tensor]], None]) -> None:

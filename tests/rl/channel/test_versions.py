@@ -125,6 +125,13 @@ def test_whole_versions_of_a_known_start_are_patches(client: atoll.client.Client
             WeightReceiver(topic, "other", start=other).receive(wait_s=PATIENCE_S)
 
 
+def test_steps_as_numbers_have_whole_versions_too(client: atoll.client.Client) -> None:
+    topic, trainer = client.topic("pool/steps", max_items=30), Trainer()
+    sender = WeightSender(topic, whole_every=4)
+    sizes = [sender.send(trainer.step(), version=25 * n + 1) for n in range(9)]
+    assert [n for n, nbytes in enumerate(sizes) if nbytes > 70_000] == [0, 4, 8]
+
+
 def test_numbers_of_versions_grow(client: atoll.client.Client) -> None:
     sender = WeightSender(client.topic("pool/numbers"))
     sender.send({"w": torch.zeros(3)}, version=4)

@@ -214,6 +214,19 @@ def test_weights_of_another_kind_or_width_are_refused() -> None:
         made.load_snapshot({"other": torch.zeros(1)})
 
 
+@pytest.mark.parametrize("policies", [("a",), ("b", "c")])
+def test_refused_weights_leave_the_last_ones(policies: tuple[str, ...]) -> None:
+    made = critic("a")
+    made.learn([lesson("a", 1)])
+    before, t = made.state_dict(), lived("a")
+    values = made.of(t).values
+    with pytest.raises(CheckpointCorrupt, match="widths"):
+        made.load_snapshot(critic(*policies, critic_hidden=[9, 9]).snapshot())
+    assert torch.equal(made.of(t).values, values)
+    assert made.state_dict().keys() == before.keys()
+    assert all(torch.equal(before[k], v) for k, v in made.state_dict().items() if k != "generator")
+
+
 @pytest.mark.parametrize("kind", ["pooled", "unconditioned", "own"])
 def test_one_hidden_layer_is_enough(kind: str) -> None:
     made = critic("a", kind=kind, critic_hidden=[16], critic_lr=1e-2)

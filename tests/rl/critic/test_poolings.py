@@ -1,12 +1,18 @@
 """The two poolings beside the conditioned one: joint states, and everybody's experience."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.rl.critic.critic import Critic
+from atoll.rl.critic.learner import CriticLearner
+from atoll.rl.nets.policy import Policy
 from atoll.rl.trajectory import Trajectory
+from tests.rl.channel.kit import SPEC, actor, alone, critic, trajectory, until
 from tests.rl.lived import lived, table, task
 
 
@@ -95,6 +101,18 @@ def test_without_policy_weights_it_learns_from_its_own() -> None:
     made.set_policy("eager", Fixed(0.8))
     assert made.learn([one_armed("lazy", 0.4, 1)]).keys() == {"eager", "lazy"}
     assert made.learn([one_armed("eager", 0.8, 2)]).keys() == {"eager"}
+
+
+def test_policy_weights_of_another_width_are_left_out() -> None:
+    rl = RlTable(critic="corrected", hidden=[8], critic_hidden=[8], critic_minibatches=1)
+    policy = Policy.build(SPEC, replace(rl, hidden=[9]), generator=torch.Generator())
+    channel, learner = alone(), CriticLearner(rl, seed=1)
+    learner.add_policy(SPEC)
+    with actor(channel, rl) as one, critic(channel, rl) as side:
+        one.publish_policy(policy.state_dict())
+        side.newest_policy(SPEC.policy)
+        until(lambda: side._policies[SPEC.policy]._fresh)
+        assert learner.learn([trajectory()], side).keys() == {SPEC.policy}
 
 
 def test_policies_of_other_tasks_teach_nothing() -> None:

@@ -11,6 +11,7 @@ from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError
 from atoll.rl.environments.environment import EXTRAS, make_environment, task_of
 from atoll.rl.environments.flat import actions_of, observations_of
+from tests.rl import worlds
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -120,6 +121,16 @@ def test_missing_package_is_named_with_its_extra(
         make_environment(table(env))
     assert f"the package {package} is missing".lower() in str(caught.value).lower()
     assert f'pip install "atoll[{extra}]"' in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ["tests.rl.worlds:counter", "tests.rl.worlds:pair"])
+@pytest.mark.parametrize("rate", [None, 0])
+def test_a_missing_frame_rate_has_a_default(
+    monkeypatch: pytest.MonkeyPatch, env: str, rate: int | None
+) -> None:
+    for world in (worlds.Counter, worlds.Pair):
+        monkeypatch.setitem(world.metadata, "render_fps", rate)
+    assert make_environment(table(env)).frames_per_s > 0
 
 
 def test_every_extra_that_is_named_exists() -> None:

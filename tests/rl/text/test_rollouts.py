@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from atoll.config.rl_roles import ACTOR, SAMPLER, member_roles
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.queues import InMemoryChannel
+from atoll.rl.text import rollouts
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.episodes import encode_episodes
@@ -21,6 +23,7 @@ from atoll.rl.text.rollouts import Collector, RolloutWorker
 from atoll.rl.text.start import shared_start_model
 from atoll.rl.text.trained import trained_tensors
 from atoll.train.results.rl_summary import rl_summary
+from tests.patience import PATIENCE_S
 from tests.rl.text.small import job, rl_table
 from tests.rl.text.test_run import member, run_all
 
@@ -188,6 +191,25 @@ def test_a_batch_written_twice_is_learned_from_once(tmp_path: Path) -> None:
     scene.learn()
     assert scene.trainer._policy.learner.version == 2
     assert not scene.collector._batches.claim()
+
+
+def test_a_worker_outlasts_a_trainer_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path)
+    scene.collector.publish()
+    worker = scene.worker()
+    for number in (1, 2):  # as many as the queue holds
+        scene.write(worker, number=number)
+    monkeypatch.setattr(rollouts, "LEASE_S", 1e-3)
+    episodes = worker._policy.write(writer="w1", number=3)
+    episodes.actor = "w1"
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(worker._put, episodes)
+        with pytest.raises(TimeoutError):
+            put.result(0.3)
+        scene.collector.end()
+        assert put.result(PATIENCE_S) is False
 
 
 def test_samplers_are_for_language_models() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.codec import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
@@ -22,6 +23,7 @@ from tests.contracts.strategy_suite import (
     StrategySuite,
     adamw,
     sgd,
+    small_model,
     start_run,
     train_together,
 )
@@ -214,3 +216,19 @@ def test_another_optimizer_than_adam_is_refused() -> None:
 def test_options_out_of_range_are_refused(options: DesLoc) -> None:
     with pytest.raises(ConfigError):
         options.build()
+
+
+def test_averages_of_fewer_parameters_are_forgotten() -> None:
+    model, group = small_model(), SingleGroup()
+    next(model.parameters()).requires_grad_(False)
+    options = DesLoc(every=2, momentum_rounds=1, variance_rounds=1)
+    run = start_run(options, group, 0, model=model)
+    run.train(2)
+    for parameter in run.task.model.parameters():
+        parameter.requires_grad_(True)
+    run.task.exchange([name for name, _ in model.named_parameters()])
+    run.outer.setup(run.task, group=group, codec=make_codec("fp32"))
+    newcomer = start_run(options, SingleGroup(), 1, begin=False)
+    newcomer.outer.load_state_dict(run.outer.shared_state())
+    newcomer.outer.rejoin(newcomer.task)
+    assert torch.equal(newcomer.vector(), run.vector())

@@ -177,3 +177,12 @@ def test_uneven_curvature_biases_less_at_lower_rates() -> None:
     assert bias(1, 0.2, 80) < 1e-4
     assert bias(8, 0.2, 30) > 0.2
     assert bias(8, 0.02, 100) < 0.3 * bias(8, 0.2, 30)
+
+
+def test_after_finish_the_next_period_begins() -> None:
+    run = start_run(Average(every=5), MemoryGroups(1)[0], 0)
+    run.train(3)
+    run.note(run.outer.finish(run.task))
+    assert run.outer.committed(run.task).step == 3
+    assert (run.task.period.start, run.task.period.done, run.task.period.length) == (3, 0, 2)
+    assert run.train_noting(7) == [5, 10]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.codec import make_codec
 from atoll.errors import ConfigError
 from atoll.group.single import SingleGroup
 from atoll.methods.overlapped import Eager
@@ -14,6 +15,7 @@ from tests.contracts.strategy_suite import (
     Reference,
     StrategySuite,
     adamw,
+    small_model,
     start_run,
     train_together,
 )
@@ -113,3 +115,18 @@ def test_defaults_stay_where_a_period_reaches_the_optimum() -> None:
     runs = train_together(Eager(every=10), members=4, steps=400, optimizer=steep, model=model)
     losses = torch.tensor([run.losses for run in runs]).mean(0)
     assert losses[-100:].mean() < 1.2  # 4.1 with an outer rate of 0.7, and rising
+
+
+def test_velocities_start_anew_with_more_parameters() -> None:
+    model, group = small_model(), SingleGroup()
+    next(model.parameters()).requires_grad_(False)
+    run = start_run(Eager(every=2, outer_momentum=0.9), group, 0, model=model)
+    run.train(6)
+    run.outer.finish(run.task)
+    names = [name for name, _ in model.named_parameters()]
+    for parameter in run.task.model.parameters():
+        parameter.requires_grad_(True)
+    run.task.exchange(names)
+    run.outer.setup(run.task, group=group, codec=make_codec("fp32"))
+    run.train(6)
+    assert len(run.outer.state_dict()["own.outer.velocity"]) == 26

@@ -86,8 +86,8 @@ class TestPushSum(GossipSuite):
     options = Gossip(graph="random", push_sum=True)
     tolerance = 5e-6
 
-    def test_the_order_of_members_only_reassociates_sums(self) -> None:
-        """Left out: whom a random graph lets a member send to depends on its place."""
+    @pytest.mark.skip(reason="a random graph goes by place: see test_members_follow_the_formula")
+    def test_the_order_of_members_only_reassociates_sums(self) -> None: ...
 
 
 def run_of(options: Gossip, group: Group, *, codec: str = "fp32", frozen: bool = False) -> Run:

@@ -58,8 +58,8 @@ class TestNoLoCo(StrategySuite):
         assert isinstance(total, Tensor)
         return total / members
 
-    def test_the_order_of_members_only_reassociates_sums(self) -> None:
-        """Left out: who meets whom depends on the members' places."""
+    @pytest.mark.skip(reason="the matching goes by place: see test_members_follow_the_formula")
+    def test_the_order_of_members_only_reassociates_sums(self) -> None: ...
 
 
 def test_two_members_without_momentum_average_their_models() -> None:

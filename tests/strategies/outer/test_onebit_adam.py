@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -175,6 +177,24 @@ def test_plain_adam_adds_its_decay_to_the_gradient() -> None:
     give(run, torch.zeros(26))
     divisor = run.outer.state_dict()["shared.divisor"]
     assert (run.vector() - (before - 0.1 * 0.5 * before / divisor)).abs().max() < 1e-6
+
+
+@pytest.mark.skipif(
+    "decoupled_weight_decay" not in inspect.signature(torch.optim.Adam).parameters,
+    reason="torch before 2.7 has decoupled decay in AdamW only",
+)
+def test_decoupled_decay_of_plain_adam_is_that_of_adamw() -> None:
+    def trained(kind: Any) -> Tensor:
+        def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+            made: torch.optim.Optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.5)
+            return made
+
+        run = start_run(OneBitAdam(warmup_steps=1), MemoryGroups(1)[0], 0, optimizer=optimizer)
+        run.train(3)
+        return run.vector()
+
+    plain = partial(torch.optim.Adam, decoupled_weight_decay=True)
+    assert torch.equal(trained(plain), trained(torch.optim.AdamW))
 
 
 @pytest.mark.parametrize(

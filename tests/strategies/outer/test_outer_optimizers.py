@@ -90,6 +90,8 @@ def test_the_common_state_may_be_another_tensor_at_every_step() -> None:
         ("NAdam", "lr=0.1", r"outer_lr = 0\.1"),
         ("NAdam", "eps=__import__('os')", "cannot be read"),
         ("NAdam", "eps=1)(2", "cannot be read"),
+        ("NAdam", "betas={[]: 1}", "cannot be read"),
+        ("NAdam", "eps=" + "-" * 5000 + "1", "cannot be read"),
     ],
 )
 def test_what_torch_cannot_do_is_refused_before_the_run(

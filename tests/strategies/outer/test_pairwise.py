@@ -44,8 +44,8 @@ class PairwiseSuite(StrategySuite):
         assert isinstance(total, Tensor)
         return total / members
 
-    def test_the_order_of_members_only_reassociates_sums(self) -> None:
-        """Left out: who meets whom depends on the members' places."""
+    @pytest.mark.skip(reason="the matching goes by place: see test_members_follow_the_formula")
+    def test_the_order_of_members_only_reassociates_sums(self) -> None: ...
 
 
 class TestPairwise(PairwiseSuite):

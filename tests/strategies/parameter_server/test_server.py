@@ -286,3 +286,11 @@ def test_server_optimizer_refuses_rates_per_parameter() -> None:
 )
 def test_presets_can_be_built(preset: str) -> None:
     resolve(StrategyTable(preset=preset)).build()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_state_of_another_number_of_servers_is_refused(servers: int) -> None:
+    saved = start_run(Server(servers=servers), MemoryGroups(1)[0], 0).outer.state_dict()
+    run = start_run(Server(servers=2), MemoryGroups(1)[0], 0)
+    with pytest.raises(ConfigError, match=f"on {servers} servers"):
+        run.outer.load_state_dict(saved)

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.reducer.mean import Share, mean_of
 from atoll.run import Run
 from atoll.run.place import Membership
+from atoll.strategies.rounds.initial_sync import half_bytes
 
 DTYPES = (torch.float64, torch.complex64, torch.bfloat16, torch.int64, torch.bool)
 
@@ -88,3 +91,12 @@ def test_under_a_robust_policy_a_frozen_parameter_counts_too(tmp_path: Path) -> 
     found = MemoryGroups(3).together(body)
     assert [bool(text) for text in found] == [False, False, True]
     assert "starts from other parameters than most" in found[2]
+
+
+def test_equal_digests_of_ten_thousand_members_are_equal() -> None:
+    codec, mark = make_codec("fp32"), half_bytes(bytes([255, 241, 97, 1]))
+    packet = codec.encode(torch.cat([mark, mark.square()]))
+    shares = [Share(f"w{number}", packet, 1.0) for number in range(10_000)]
+    mean, squares = codec.decode(mean_of(shares, codec=codec).packet).chunk(2)
+    assert torch.equal(mean, mark)
+    assert torch.equal(mean.square(), squares)

@@ -92,6 +92,12 @@ def test_damaged_heads_are_refused(spec: str, change: dict[str, object]) -> None
         ActivationCodec(spec).decode([TensorHead(**(fields | change))], bytes(data[0]))
 
 
+@pytest.mark.parametrize("shape", [[0, 1 << 70], [0, -1]])
+def test_empty_tensors_of_impossible_shapes_are_refused(shape: list[int]) -> None:
+    with pytest.raises(WireError):
+        ActivationCodec().decode([TensorHead(shape, "float32", "", 0)], b"")
+
+
 def test_int8_changes_gradients_little_and_both_ways() -> None:
     batch, key = batch_of("gpt", 0, 0), MicrobatchKey(0, 0)
     _, expected, _ = plainly(built("gpt"), [batch], rows=4)

@@ -250,3 +250,10 @@ def test_what_cannot_be_cut_names_what_can() -> None:
     with pytest.raises(ConfigError, match="not applied one after the other"):
         cuts_of(_Crossed(), StageCut(stages=2), sample=torch.ones(2, 6))
     assert StageRunner(ModelStage(tied, 0, StageCut(stages=1)), seed=0).stage.last
+
+
+def test_a_microbatch_without_rows_is_refused() -> None:
+    runner = runners("layers", cut=StageCut(stages=2))[0]
+    rows = batch_of("layers", 0, 0)[0]
+    with pytest.raises(PeerRefused, match="no rows"):
+        runner.forward(MicrobatchKey(0, 0), (rows[:0],))

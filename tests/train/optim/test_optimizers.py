@@ -13,6 +13,7 @@ from atoll.checkpoint.format.nested import flatten, nest
 from atoll.config import TrainTable, dump_spec, parse_spec, read_spec
 from atoll.errors import ConfigError
 from atoll.models import GPT, GPTConfig
+from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.train.optim.muon import hidden_matrices, muon
 from atoll.train.optim.optimizers import (
     StepSchedule,
@@ -134,6 +135,14 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     for name, kind in kinds.items():
         assert kind == (["momentum_buffer"] if name in names else ["exp_avg", "exp_avg_sq", "step"])
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(kinds)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_hidden_matrices_may_be_as_wide_as_a_table_is_long(*, tie: bool) -> None:
+    model = GPT2(GPT2Config(layers=2, width=64, context=64, vocab_size=256, tie=tie))
+    hidden = {id(p) for p in hidden_matrices(model)}
+    found = {name for name, p in model.named_parameters() if id(p) in hidden}
+    assert found == {n for n, p in model.blocks.named_parameters(prefix="blocks") if p.dim() == 2}
 
 
 def test_muon_has_nadam_beside_it_if_the_job_says_so() -> None:

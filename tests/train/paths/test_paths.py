@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -75,6 +76,14 @@ def test_paths_that_share_no_module_train_independently(tmp_path: Path) -> None:
     assert not same(both.weights[0], both.weights[1])
     rounds = both.hub.rounds()
     assert rounds == {0: 2, 1: 2}
+
+
+def test_paths_of_one_member_share_no_optimizer_state(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, [2], nodes=2)  # Adagrad has its state before the first step
+    spec = replace(spec, train=replace(spec.train, optimizer="torch:Adagrad"))
+    both = run_paths(spec, tmp_path / "both", members=2)
+    turns = run_paths(spec, tmp_path / "turns", members=1)
+    assert all(same(both.weights[path], turns.weights[path]) for path in range(2))
 
 
 def test_holders_of_a_module_have_the_same_bits(tmp_path: Path) -> None:

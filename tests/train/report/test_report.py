@@ -209,6 +209,7 @@ def test_report_opens_with_a_verdict() -> None:
         "4 machines took 2,000 steps in 1:20; the held-out loss fell from 5.600 to 1.342 nats per "
         "token. Each sent 18.3 MB, 221 times less than data parallel training."
     )
+    assert "loss stayed at 5.600" in verdict({**summary, "loss_final": 5.6})
     failed = verdict({**summary, "state": "failed", "reason": "w1: out of memory"})
     assert failed.startswith("The run failed: w1: out of memory. 4 machines took")
     assert verdict({"nodes": 1, "state": "running"}).startswith("The run had not ended yet. One")

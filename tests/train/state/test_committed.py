@@ -111,6 +111,13 @@ def test_the_state_of_another_model_is_refused_and_named(tmp_path: Path) -> None
         adopt(task, outer, shared=parts[0], inner=parts[1])
 
 
+@pytest.mark.parametrize("texts", [{}, {"tree": "1"}], ids=["no tree", "no names"])
+def test_bytes_that_are_no_state_are_refused(texts: dict[str, str]) -> None:
+    task, outer, _ = newcomer(atoll.DiLoCo(every=4))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        adopt(task, outer, shared=Part("shared", {}, texts), inner=None)
+
+
 def test_a_state_that_is_not_the_one_it_claims_to_be_is_refused(tmp_path: Path) -> None:
     shared, inner = (
         through_bytes(part, tmp_path)

@@ -22,7 +22,7 @@ from atoll.train.verification.own_part import (
     own_digest,
 )
 from atoll.train.verification.recomputation import Recomputation
-from atoll.verification.state_file import digests_of
+from atoll.verification.state_file import digests_of, heading
 from atoll.verification.trace import FRESH, packet_digest, state_digest
 from atoll.wire.messages import Commitment, VerificationTask
 from bench.audit.members import SimulatedMember, Turn
@@ -227,6 +227,7 @@ def test_own_part_comes_back_bit_for_bit(member: SimulatedMember) -> None:
         b'{"a": 1}\n',
         b'[["0.x","float32",[4]]]\n',
         b'[["9999.x","value",1]]\n',
+        b'[["-9999.x","value",1]]\n',
         b"[]\n1",
     ],
 )
@@ -244,6 +245,13 @@ def test_damaged_state_files_are_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(WireError):
         digests_of(path)
     with pytest.raises(WireError):
+        KeptState.read(path)
+
+
+def test_state_file_without_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(heading(0))
+    with pytest.raises(WireError, match="cut off"):
         KeptState.read(path)
 
 

@@ -81,7 +81,7 @@ def activation_codec(spec: str, *, remedy: str = 'activations = "int8" in [islan
 def stateless_codec(spec: str, *, remedy: str) -> Codec:
     """Return a codec; raises ConfigError for one that keeps state from one vector to the next.
 
-    Activations are no sequence: the next ones are not near the last ones.
+    Such state assumes that consecutive vectors are similar, which activations are not.
     """
     codec = make_codec(spec)
     row = row_of(codec)

@@ -8,7 +8,7 @@ and `SGD(nesterov=True)` do this within their step. No other state is needed, so
 and recovery are those of an ordinary optimizer, and with one stage the step is that optimizer's.
 
 Replicas of a stage average their gradients of a batch before they step. All do so in the same
-order, so they wait for each other, but never in a circle.
+order, so they cannot deadlock.
 
 The loss and norm of a batch travel from stage to stage with its gradients. The first rank has them
 when the batch has come back; waiting for those of the batch just begun would empty the pipeline.
@@ -70,13 +70,13 @@ class AsyncSteps:
         """Start a batch, and do the updates that are due.
 
         Returns:
-            On the first rank, the mean of what came back since the last step; if nothing did, the
-            same again. Other ranks know nothing.
+            On the first rank, the mean of what came back since the last step, or the previous
+            result if nothing did. Meaningless on other ranks.
         """
         self._stream.feed(self._parts.batch(inputs, targets, rates=rates), self._update)
         if self._empty:
-            # The first step has to return something; and so does that after every other drain,
-            # because a job that resumes from a checkpoint MUST do what it would have done.
+            # The first step has no earlier result to return, so it drains. So does a step after
+            # any drain: a resumed job MUST do the same as one that was not interrupted.
             self._drain()
             self._empty = False
         return self._report()

@@ -34,7 +34,7 @@ def check_pipeline(model: nn.Module, options: InnerOptions) -> None:
     check_stages(len(units), shape)
     if options.microbatches:
         check_microbatches(shape, options.microbatches)
-    # Cuts that are measured are elsewhere, but what is tied are the first and the last unit.
+    # Measured cuts will differ, but the units that share weights are the first and the last.
     cuts = cuts_by_size(units, stages=shape.stages)
     if options.cuts:
         cuts = check_cuts(options.cuts, units=len(units), stages=shape.stages)

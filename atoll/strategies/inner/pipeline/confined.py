@@ -74,5 +74,5 @@ class Confined:
         return self._constraint.in_coordinates()
 
     def project_gradients(self) -> None:
-        """Project their gradients, before one."""
+        """Project the gradients of the constrained parameters, before an optimizer's step."""
         self._constraint.project_gradients()

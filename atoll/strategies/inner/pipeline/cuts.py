@@ -139,10 +139,10 @@ def profile(
     """Return the seconds of forward and backward pass of each unit.
 
     Units of the same type, with weights and inputs of the same shapes, get their median, because
-    differences between them are noise. (The shortest is that of a moment in which others left the
-    caches alone; of several sizes of microbatches the luckiest would be chosen.) Units, in forward
-    order, are moved to the device one at a time, and back to main memory. Gradients, buffers and
-    the random state are unchanged. `inputs`, (rows, ...), and `targets` are one microbatch.
+    differences between them are noise. (The minimum would favour whichever size of microbatches
+    once had the caches to itself.) Units, in forward order, are moved to the device one at a time,
+    and back to main memory. Gradients, buffers and the random state are unchanged. `inputs`,
+    (rows, ...), and `targets` are one microbatch.
     """
     values: tuple[Tensor, ...] = (inputs.to(device),)
     targets = targets.to(device)
@@ -212,8 +212,8 @@ def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ..
 def _now(device: torch.device) -> float:
     """Return the time in seconds, after all queued work of the device.
 
-    It is processor time where one thread computes: on a busy machine a long pass is interrupted,
-    and even the shortest of some would have the time of other programs in it.
+    It is processor time where one thread computes: on a busy machine a long pass is interrupted, so
+    that wall time would include other programs.
     """
     synchronize(device)
     alone = device.type == CPU and torch.get_num_threads() == 1

@@ -13,8 +13,8 @@ MUON = "ns_steps"
 def check_lookahead(optimizer: Optimizer, *, instead: str = "1f1b") -> None:
     """Raise ConfigError unless an optimizer steps ahead, which corrects the delay.
 
-    The message names the schedule to use `instead`. Of Muon the hidden matrices do; embeddings and
-    vectors only with NAdam beside it.
+    The message names the schedule to use `instead`. Muon steps ahead on hidden matrices; embeddings
+    and vectors do so only with NAdam for the rest.
     """
     groups = optimizer.param_groups
     muon = [group for group in groups if MUON in group]

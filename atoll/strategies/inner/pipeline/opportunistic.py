@@ -19,7 +19,7 @@ dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API use
 
 
 class Arrivals:
-    """Knows which passes can begin: threads wait for what they need."""
+    """Tracks which passes can begin; threads wait for the transfers that these need."""
 
     def __init__(self) -> None:
         self.here: set[Work] = set()

@@ -43,7 +43,7 @@ def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
         raise ConfigError(
             "a pipeline cannot cut this model: some parameters are in none of its units",
             given=f"{type(model).__name__}, {len(units)} units, without {', '.join(left[:3])}",
-            expected="units() that returns modules which, one after the other, are the model",
+            expected="units() that returns modules which, chained, compute what the model does",
             remedy=f"let units() return {_owners(left)}, too",
         )
     return units, sure
@@ -78,9 +78,15 @@ def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | N
         expected="an nn.Sequential, or a method units()",
         remedy=f"name one of {', '.join(sorted({*ROTARY, GPT2}))} in [model]"
         if isinstance(model, CausalLM)
-        else "give the model a method units() that returns modules which, one after the other, "
-        "are its forward pass",
+        else "give the model a method units() that returns modules which, chained, "
+        "compute its forward pass",
     )
+
+
+_NOT_TAKEN = (
+    RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError,
+)  # fmt: skip
+"""What modules raise when they are given the outputs of the wrong one."""
 
 
 def _difference(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor) -> str:
@@ -92,8 +98,9 @@ def _difference(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor) ->
         name = f"{names[id(unit)]} ({type(unit).__name__})"
         try:
             values = as_tuple(unit(*values))
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-            return f"{name} does not take {before}: {str(error).splitlines()[0]}"
+        except _NOT_TAKEN as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            return f"{name} does not take {before}: {reason}"
         before = f"the outputs of {name}"
     same = len(expected) == len(values) and all(map(_equal, expected, values))
     return "" if same else "the outputs differ from the model's"

@@ -245,7 +245,7 @@ class Stream:
         if not self.last and self._gives:
             kinds = kinds_of(floating)
             gradients = self.neighbours.receive(kinds, moving=-1)
-            if batch.left > 1:  # not beyond the batch, whose sums follow
+            if batch.left > 1:  # after the last gradient of a batch its sums follow
                 self.neighbours.post(kinds, moving=-1)
         self.weights.show(flight.weights)
         with self._watch.busy(self.rank, forward=False):

@@ -14,9 +14,9 @@ Legend: d width, K numbers of a token, U basis (d, K) with UᵀU = I, V tokens.
 Differs from the paper:
   * The table is what the model's own embedding has outside of the subspace, not another random
     one. The embedding stays one parameter: a checkpoint is that of a plain model, from which the
-    table can be read again. Of a model that starts anew it is made as large as blocks write, as
-    theirs is; what the model was initialized with would be lost beside that, and each token would
-    take room inside the subspace.
+    table can be read again. In a new model it is scaled to the size of what blocks write, as in the
+    paper: the usual initialization would be negligible beside that, and tokens would have to be
+    told apart inside the subspace.
   * Any optimizer that treats elements one by one, or keeps the space of the columns as Muon does,
     steps on the coordinates of the weights. The paper changes AdamW such that all rows share one
     second moment; projecting after steps on the weights themselves loses most of such a step.
@@ -257,12 +257,18 @@ class Constraint:
                 for tensor in _with_gradient(self.embedding):
                     found = self.subspace.coordinates(tensor)
                     tensor[:, :size], tensor[:, size:] = found, 0.0
-        yield
-        with torch.no_grad():
-            for weight in self.writers:
-                weight.copy_(self.subspace.of(weight) @ weight[:size])
-            if self.embedding is not None and self.table is not None:
-                self.embedding.copy_(self.subspace.restored(self.embedding[:, :size]) + self.table)
+        try:
+            yield
+        finally:
+            self._restore(size)
+
+    @torch.no_grad()
+    def _restore(self, size: int) -> None:
+        """Replace the coordinates of `in_coordinates` by the weights that they stand for."""
+        for weight in self.writers:
+            weight.copy_(self.subspace.of(weight) @ weight[:size])
+        if self.embedding is not None and self.table is not None:
+            self.embedding.copy_(self.subspace.restored(self.embedding[:, :size]) + self.table)
 
     @torch.no_grad()
     def project_gradients(self) -> None:

@@ -27,8 +27,8 @@ dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API use
 RATE = 0.3
 """Length of a step on the Grassmannian, for a gradient of energy 1; see `Subspace.refreshed`."""
 
-BASIS = "basis"
-"""Key in the optimizer's state of the embedding."""
+BASIS, UPDATES = "basis", "updates"
+"""Keys in the optimizer's state of the embedding. Not every optimizer counts its own steps."""
 
 
 class Turning:
@@ -53,6 +53,8 @@ class Turning:
     def stepped(self) -> None:
         """Count an update; turn the subspace if it is time."""
         due, self._steps = self._due, self._steps + 1
+        if (state := self._state()) is not None:
+            state[UPDATES] = torch.tensor(float(self._steps))
         if not due:
             return
         subspace, boundary = self._confined.subspace, self._confined.boundary
@@ -60,14 +62,15 @@ class Turning:
         dist.all_reduce(measured)  # zero but on the last ranks of rows
         basis = subspace.refreshed(measured[:-1], total=measured[-1, 0], rate=self._rate).basis
         self._adopt(basis)
-        if (state := self._state()) is not None:
+        if state is not None:
             state[BASIS] = subspace.basis.clone()
 
     @torch.no_grad()
     def restored(self) -> None:
         """Go on with the subspace, and the number of updates, of the state that was loaded."""
         state = self._state() or {}
-        known = torch.tensor([float(BASIS in state), float(state.get("step", 0))])
+        steps = max(float(state.get(key, 0)) for key in (UPDATES, "step"))
+        known = torch.tensor([float(BASIS in state), steps])
         known = known.double().to(self._confined.subspace.basis.device)
         dist.all_reduce(known, op=dist.ReduceOp.MAX)
         self._steps = int(known[1])

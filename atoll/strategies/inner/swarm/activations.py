@@ -127,7 +127,8 @@ class ActivationCodec:
 
     def _decoded(self, head: TensorHead, part: memoryview) -> Tensor:
         kind, elements = TYPES.get(head.dtype), math.prod(head.shape)
-        if kind is None or min(head.shape, default=0) < 0 or elements > MOST_ELEMENTS:
+        sizes = (*head.shape, elements)
+        if kind is None or not all(0 <= size <= MOST_ELEMENTS for size in sizes):
             raise WireError(
                 "a tensor's head is not usable", given=f"{head.dtype}, shape {head.shape}"
             )

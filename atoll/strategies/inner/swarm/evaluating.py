@@ -17,7 +17,7 @@ from atoll.wire.swarm import HeldOutSum
 
 
 def hidden_of(stage: ModelStage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs of a stage but the last, (rows, ...) each; dropout is off."""
+    """Return the outputs of a stage other than the last, (rows, ...) each; dropout is off."""
     with torch.no_grad(), _evaluating(stage.module):
         # Its first layer may overwrite its inputs.
         return as_tuple(stage.module(*(value.to(stage.device, copy=True) for value in inputs)))
@@ -38,7 +38,7 @@ def measured(stage: ModelStage, inputs: Sequence[Tensor], targets: Tensor) -> He
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Surround passes: what behaves differently in training does not, and afterwards as before."""
+    """Put a module into evaluation mode, and restore the mode of each part on exit."""
     training = [each for each in module.modules() if each.training]
     module.eval()
     try:

@@ -74,20 +74,20 @@ class StageRunner:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Start a step: forget all that is held, and take the buffers' values of now."""
+        """Start a step: forget all that is held, and take the current values of the buffers."""
         self._held.clear()
         self._sums = self._none()
         self._ahead: Sums | None = None
         self._enter(step)
 
     def go_on(self) -> None:
-        """Start the next step with what is held and folded of it; before, call :meth:`keep`."""
+        """Start the next step with what is already held and folded for it, after :meth:`keep`."""
         self._held = {key: held for key, held in self._held.items() if key.step > self.step}
         self._sums, self._ahead = self._ahead or self._none(), None
         self._enter(self.step + 1)
 
     def keep(self) -> None:
-        """Keep the weights of now for the early part of the next step; then step the optimizer."""
+        """Keep the current weights for early microbatches, before the optimizer's step."""
         if self.early and self._older is None:
             self._older = OlderWeights(self.stage, self._parameters, self._all_buffers)
         if self._older is not None:
@@ -105,7 +105,7 @@ class StageRunner:
         return {} if self._older is None else self._older.tensors()
 
     def load_older(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`older` returned; nothing: the weights of now are used."""
+        """Take over what :meth:`older` returned; if that is empty, the current weights are used."""
         if tensors:
             self.keep()
             for name, tensor in self.older().items():
@@ -305,7 +305,8 @@ class StageRunner:
                 remedy="send it to another member of the stage, or later",
             )  # fmt: skip
         kept = tuple(value.detach().to(self.stage.device) for value in inputs)
-        if not kept or any(value.dim() == 0 or len(value) != len(kept[0]) for value in kept):
+        counts = {len(value) if value.dim() else 0 for value in kept}
+        if len(counts) != 1 or 0 in counts:
             raise PeerRefused(
                 "the inputs of a microbatch have no rows, or not the same number",
                 given=" and ".join(str(tuple(value.shape)) for value in kept) or "no tensor",

@@ -50,7 +50,7 @@ class StageCut:
     """Units before which to cut; empty: by the number of weights."""
     precision: str = "fp32"
     parts: str = "stages"
-    """What the parts are in messages: `stages` of a SWARM, or `levels` of modules."""
+    """The word for the parts in messages: `stages` of a SWARM, or `levels` of modules."""
     size: int = 0
     """Dimensions of the subspace in which activations are sent; 0: whole."""
 
@@ -157,7 +157,7 @@ class ModelStage:
     # ------------------------------------------------------------------------ subspace
 
     def enter(self, tokens: Tensor) -> None:
-        """Name the model's inputs of the next pass, by which activations are packed.
+        """Set the model's inputs of the next pass, by which activations are packed.
 
         Every member of a SWARM can compute them, so they are not sent.
         """
@@ -166,7 +166,7 @@ class ModelStage:
             self._activations.enter(0)
 
     def constrain(self) -> None:
-        """Bring weights back into the subspace that were loaded from a model outside of it."""
+        """Project loaded weights into the subspace, if they are outside."""
         if self._constraint is not None:
             self._constraint.settle()
 
@@ -202,7 +202,7 @@ def refuse_shared(
 ) -> None:
     """Raise ConfigError if stages, each a list of units of the model, share a weight.
 
-    `parts` is what they are in messages, see `StageCut`.
+    `parts` is the word for them in messages, see `StageCut`.
     """
     ties = shared(stages, names_of(model))
     if not ties:
@@ -217,7 +217,7 @@ def refuse_shared(
         remedy = "tie_word_embeddings = false in [model.config]"
     what = "levels of a model with paths" if levels else "stages of a swarm"
     raise ConfigError(
-        f"{what} cannot share a weight: their members meet in rounds of their own",
+        f"{what} cannot share a weight: each is averaged in rounds of its own",
         given=f"{name} on {parts} {_numbers(holders)}",
         expected=f"every weight on one {parts[:-1]}",
         remedy=f"{remedy}, or {'one level in modules of [dipaco]' if levels else ONE_STAGE}",

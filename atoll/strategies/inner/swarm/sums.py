@@ -92,7 +92,7 @@ class OlderWeights:
     def __init__(
         self, stage: ModelStage, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]
     ) -> None:
-        """Take the shapes of what is there now, of which each has a name in the whole model."""
+        """Allocate copies of these tensors, each of which has a name in the whole model."""
         inside = {id(parameter): name for name, parameter in stage.module.named_parameters()}
         named = {**stage.parameters(), **stage.buffers(), **stage.untrained()}
         names = {id(tensor): name for name, tensor in named.items()}
@@ -108,7 +108,7 @@ class OlderWeights:
 
     @torch.no_grad()
     def renew(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Copy what is there now."""
+        """Copy the current values."""
         for old, new in zip(
             (*self.parameters, *self.buffers), (*parameters, *buffers), strict=True
         ):

@@ -53,7 +53,7 @@ def joined(x: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def own(x: Tensor) -> Tensor:
-    """Return a tensor over the same memory that is not a view, as sharded modules must."""
+    """Return the same memory as a tensor that is not a view, as sharded modules have to."""
     alone: Any = _SliceSequence.apply
     found: Tensor = alone(x)
     return found
@@ -72,7 +72,7 @@ class _SliceSequence(torch.autograd.Function):
 
 
 class SequenceSharded:
-    """Random numbers that differ between ranks, while outside they stay equal.
+    """Random numbers that differ between ranks inside a section, and are equal outside.
 
     Each section is seeded from torch's own generator, which all ranks of a split share, so that a
     recomputed forward pass with restored generator state draws the same numbers.

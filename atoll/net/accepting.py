@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 """Pause after an error, e.g. too many open files; connections wait in the backlog meanwhile."""
@@ -21,8 +24,31 @@ def accepted(
             connection = listener.accept()
         except OSError:
             closed.wait(RETRY_S)
-        else:
-            yield connection
+            continue
+        if closed.is_set():
+            connection[0].close()
+            return
+        yield connection
+
+
+def serve_on_thread(
+    connection: socket.socket,
+    serve: Callable[..., None],
+    *arguments: Any,
+    name: str,
+    refused: Callable[[], None] = lambda: None,
+) -> None:
+    """Call `serve(connection, *arguments)` on a new thread.
+
+    If the system allows no more threads, call `refused` and close the connection instead.
+    """
+    thread = threading.Thread(target=serve, args=(connection, *arguments), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.warning("a connection was closed (%s): %s", name, error)
+        refused()
+        connection.close()
 
 
 def stop_listening(listener: socket.socket, closed: threading.Event) -> None:
