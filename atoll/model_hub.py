@@ -121,7 +121,6 @@ def fetch_files(entry: str) -> list[Path]:
     wanted = HubFiles.parse(entry)
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(
             "data sets of a model hub need a library that is not installed", given=str(error),
@@ -138,7 +137,7 @@ def fetch_files(entry: str) -> list[Path]:
                     name, repo_type="dataset", revision=revision, local_files_only=True
                 )
             )
-        except LocalEntryNotFoundError:
+        except Exception:  # any error of the library: it is not here
             place = None
         if place is None:
             raise
@@ -150,10 +149,12 @@ def fetch_files(entry: str) -> list[Path]:
             Path(api.hf_hub_download(name, file, repo_type="dataset", revision=revision))
             for file in wanted.choose(files)
         ]
-    except HfHubHTTPError as error:
+    except DataError:
+        raise
+    except Exception as error:  # the library has no common class for its errors
         raise DataError(
             f"the hub did not give the data set {name}",
-            given=str(error).strip().splitlines()[0],
+            given=(str(error).strip() or type(error).__name__).splitlines()[0],
             expected="a data set that exists and that you may read",
             remedy="check the name; for a private or gated one: hf auth login, or HF_TOKEN",
         ) from error

@@ -75,6 +75,7 @@ def test_what_was_fetched_before_needs_no_hub(
     ("entry", "says"),
     [
         ("hub:ada/nothing", "the hub did not give the data set ada/nothing"),
+        ("hub:ada/two--dashes", "the hub did not give the data set ada/two--dashes"),
         ("hub:ada/sums/data/*.parquet", "data/train-0.jsonl"),
     ],
 )

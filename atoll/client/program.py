@@ -6,6 +6,9 @@ import hashlib
 import json
 import logging
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,20 +18,22 @@ from atoll import config
 from atoll.config.environment import program_ticket
 from atoll.errors import AuthError, ConfigError
 from atoll.ids import new_suffix, safe_name
-from atoll.net.endpoint import HubEndpoint, parse_ticket
+from atoll.net.endpoint import HubEndpoint, Ticket, parse_ticket
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.proxies import proxy_of
 from atoll.net.sync_link import SyncLink
 from atoll.net.sync_link import connect as open_session
 from atoll.node.identity import tls_identity
-from atoll.node.identity.identity import write_secret
+from atoll.node.identity.identity import write_failed, write_secret
+from atoll.node.processes.file_locks import FileLock
 from atoll.queues import HubChannel, Queue, QueueRegistry, Topic
 
 log = logging.getLogger(__name__)
 
 _FILE = "programs.json"
 FLUSH_TIMEOUT_S = 30.0
+LOCK_TRIES, LOCK_POLL_S = 100, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +138,9 @@ def connect(
         HubUnreachable: no hub answers.
     """
     folder = home or config.home()
-    login = _log_in(ticket or program_ticket(), name, folder, proxy)
+    parsed = parse_ticket(ticket or program_ticket())
+    login, link = _enter(parsed, name, folder, proxy, timeout_s)
     endpoint = HubEndpoint(ca=login.ca, proxy=login.proxy)
-    session = f"program/{login.name}.{new_suffix()}"
-    link = open_session(
-        login.url, make_hello(session, login.token), endpoint=endpoint, timeout_s=timeout_s
-    )
     channel = HubChannel(
         link,
         client=lambda: HubClient(login.url, login.token, endpoint=endpoint),
@@ -156,14 +158,36 @@ def _whole(name: str) -> str:
     return name
 
 
-def _log_in(text: str, name: str, home: Path, proxy: str) -> Login:
-    """Return the login of a ticket, an old one if there is one."""
-    ticket = parse_ticket(text)
-    path, key = home / _FILE, hashlib.sha256(str(ticket).encode()).hexdigest()
-    known = _load(path)
-    if key in known:
-        kept = known[key]
-        return replace(kept, proxy=proxy_of(proxy, hub=ticket.url, kept=kept.proxy))
+def _enter(
+    ticket: Ticket, name: str, home: Path, proxy: str, timeout_s: float
+) -> tuple[Login, SyncLink]:
+    """Open a session with this machine's login, or else exchange the ticket for one."""
+    refused: AuthError | None = None
+    kept = _load(home / _FILE).get(_key_of(ticket))
+    if kept is not None:
+        kept = replace(kept, proxy=proxy_of(proxy, hub=ticket.url, kept=kept.proxy))
+        try:
+            return kept, _open(kept, timeout_s)
+        except AuthError as error:  # a hub that was reset may take the ticket again
+            refused = error
+    try:
+        login = _log_in(ticket, name, home, proxy)
+    except AuthError:
+        if refused is not None:
+            raise refused from None
+        raise
+    return login, _open(login, timeout_s)
+
+
+def _open(login: Login, timeout_s: float) -> SyncLink:
+    session = f"program/{login.name}.{new_suffix()}"
+    endpoint = HubEndpoint(ca=login.ca, proxy=login.proxy)
+    hello = make_hello(session, login.token)
+    return open_session(login.url, hello, endpoint=endpoint, timeout_s=timeout_s)
+
+
+def _log_in(ticket: Ticket, name: str, home: Path, proxy: str) -> Login:
+    """Exchange a ticket for a login, and remember it."""
     through = proxy_of(proxy, hub=ticket.url, kept="")
     ca = tls_identity.pin(ticket, home=home, proxy=through)
     with HubClient(ticket.url, endpoint=HubEndpoint(ca=ca, proxy=through)) as client:
@@ -174,9 +198,35 @@ def _log_in(text: str, name: str, home: Path, proxy: str) -> Login:
             expected="a program's", remedy="atoll ticket new --role program",
         )  # fmt: skip
     login = Login(ticket.url, made.name, made.token, ca, through)
-    found = {one: asdict(value) for one, value in (_load(path) | {key: login}).items()}
-    write_secret(path, json.dumps(found))
+    path = home / _FILE
+    with _locked(path):
+        logins = _load(path) | {_key_of(ticket): login}
+        write_secret(path, json.dumps({key: asdict(value) for key, value in logins.items()}))
     return login
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other programs of this machine from changing the file meanwhile.
+
+    Goes on without the lock after a while: some network file systems have none.
+    """
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        for _ in range(LOCK_TRIES):
+            if lock.try_lock(shared=False):
+                break
+            time.sleep(LOCK_POLL_S)
+    except OSError as error:
+        raise write_failed(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _key_of(ticket: Ticket) -> str:
+    return hashlib.sha256(str(ticket).encode()).hexdigest()
 
 
 def _load(path: Path) -> dict[str, Login]:

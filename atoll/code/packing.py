@@ -106,7 +106,7 @@ def _collect(root: Path) -> list[_File]:
                 "a file cannot be packed", given=f"{name!r}: {reason}", remedy=_REMEDY
             )
         path = _real(root, name, entry)
-        found.append(_File(name, path, path.stat().st_size))
+        found.append(_File(name, path, _size(name, path)))
         total += found[-1].nbytes
         if len(found) > names.MAX_FILES or total > names.MAX_BYTES:
             raise ConfigError(
@@ -122,6 +122,15 @@ def _collect(root: Path) -> list[_File]:
             remedy="look at its .atollignore, or the .gitignore files here and above",
         )
     return sorted(found, key=lambda file: file.name)
+
+
+def _size(name: str, path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:  # it was removed since its folder was listed
+        raise ConfigError(
+            "a file was changed while it was packed", given=f"{name} ({error})"
+        ) from error
 
 
 def _real(root: Path, name: str, entry: os.DirEntry[str]) -> Path:
@@ -168,7 +177,7 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
             header.size = status.st_size
             header.mode = 0o755 if _is_program(source, status.st_mode) else 0o644
             archive.write(header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
-            for block in _exactly(source, status.st_size, file.name):
+            for block in _exactly(source, status.st_size, file):
                 archive.write(block)
     except OSError as error:
         if error.filename is None:  # an error of the pack, not of the file
@@ -187,12 +196,15 @@ def _is_program(source: BinaryIO, mode: int) -> bool:
     return script
 
 
-def _exactly(source: IO[bytes], nbytes: int, name: str) -> Iterator[bytes]:
+def _exactly(source: IO[bytes], nbytes: int, file: _File) -> Iterator[bytes]:
     left = nbytes
     while left:
-        block = source.read(min(left, _BLOCK_BYTES))
+        try:
+            block = source.read(min(left, _BLOCK_BYTES))
+        except OSError as error:
+            raise ConfigError("a file cannot be read", given=f"{file.path} ({error})") from error
         if not block:
-            raise ConfigError("a file was changed while it was packed", given=name)
+            raise ConfigError("a file was changed while it was packed", given=file.name)
         left -= len(block)
         yield block
 

@@ -135,8 +135,8 @@ class LowRank(Stateless):
         rows, columns = matrix.shape
         if not math.isfinite(float(matrix.sum(dtype=torch.float64))):
             return torch.full((self.rank * (rows + columns),), torch.nan)
-        # Scale by a power of two: squares of 1e-30 or 1e30 do not fit in float32.
-        scale = 2.0 ** math.frexp(float(matrix.abs().max()))[1]
+        # Scale by a power of two: squares of 1e-30 or 1e30 do not fit in float32, nor does 2^128.
+        scale = 2.0 ** min(127, math.frexp(float(matrix.abs().max()))[1])
         scaled = matrix / scale if scale else matrix
         left, _ = torch.linalg.qr(scaled @ self._start(name, columns))
         right = scaled.T @ left
@@ -205,6 +205,13 @@ class LowRank(Stateless):
                 f"a packet of codec {self.spec} has the wrong length",
                 given=f"{len(data)} bytes for sizes {packet.sizes}",
                 expected=f"{expected} bytes for the {elements} elements that it names",
+            )
+        # A small packet can name large matrices: their sides add up to little.
+        if self._parts and parts != self._of(elements):
+            raise WireError(
+                f"a packet of codec {self.spec} has other matrices than this model",
+                given=f"{len(parts)} tensors with {elements} elements",
+                expected=f"{len(self._parts)} tensors with {self._elements} elements",
             )
         numbers = np.frombuffer(data, dtype="<f4", offset=4 + 8 * len(parts)).astype(np.float32)
         return parts, torch.from_numpy(numbers)

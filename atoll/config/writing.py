@@ -31,9 +31,9 @@ def dump_spec(spec: JobSpec) -> str:
         for entry in dataclasses.fields(table):
             value = getattr(table, entry.name)
             if entry.name == "options" and field.name in OPEN_TABLES:
-                lines += [f"{_key(key)} = {_toml(item)}" for key, item in value.items()]
+                lines += [f"{_key(key)} = {toml_value(item)}" for key, item in value.items()]
             else:
-                lines.append(f"{entry.name} = {_toml(value)}")
+                lines.append(f"{entry.name} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
@@ -41,7 +41,9 @@ def dump_spec(spec: JobSpec) -> str:
 def dump_tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return tables of a job file as TOML, and nothing else."""
     return "\n".join(
-        "\n".join([f"[{name}]", *(f"{_key(key)} = {_toml(v)}" for key, v in table.items()), ""])
+        "\n".join(
+            [f"[{name}]", *(f"{_key(key)} = {toml_value(v)}" for key, v in table.items()), ""]
+        )
         for name, table in tables.items()
     )
 
@@ -49,14 +51,15 @@ def dump_tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
 HIDDEN = "(hidden)"
 
 
-def without_secrets(text: str) -> str:
+def without_secrets(text: str, spec: JobSpec | None = None) -> str:
     """Return the text of a job file for readers who may not see its secrets.
 
     The values of `[launch] env` and of `[checkpoint] to_options` are hidden, names of secrets are
-    not. Comments then go too, because they may repeat them.
+    not. Comments then go too, because they may repeat them. `spec` is what the text says, if it
+    was parsed before.
     """
     try:
-        spec = parse_spec(text)
+        spec = spec or parse_spec(text)
     except ConfigError:
         unsafe = "env" in text or "to_options" in text
         return f"# {HIDDEN}: this job file cannot be read\n" if unsafe else text
@@ -75,10 +78,11 @@ def _hidden(lines: list[str]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a value as TOML; raises ConfigError for types that it does not have."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -89,11 +93,12 @@ def _toml(value: Any) -> str:
         # JSON escapes everything that TOML must not contain verbatim, except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(v)}" for key, v in value.items()) + "}"
+        items = (f"{toml_value(str(key))} = {toml_value(v)}" for key, v in value.items())
+        return "{" + ", ".join(items) + "}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _toml(
+        return toml_value(
             {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
         )
     raise ConfigError("this value cannot be written as TOML", given=repr(value))

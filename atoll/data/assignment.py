@@ -49,7 +49,7 @@ class Assignment:
         )
         if not right:
             raise DataError(
-                "documents are not assigned to paths as they should be",
+                "an assignment of documents to paths is inconsistent",
                 given=f"bounds {self.bounds.shape}, paths {self.paths.shape}",
                 expected=f"rising bounds, and a path from 0 to {self.num_paths - 1} of each",
             )
@@ -64,7 +64,7 @@ class Assignment:
         return np.array([lengths[self.documents(path)].sum() for path in range(self.num_paths)])
 
     def write(self, file: Path, *, about: dict[str, str]) -> None:
-        """Write a file; `about` says of what it was made."""
+        """Write a file; `about` are further metadata, e.g. the modules of the model."""
         tensors: dict[str, NDArray[Any]] = {"bounds": self.bounds, "paths": self.paths}
         own = {"num_paths": str(self.num_paths), "data": self.data}
         file.write_bytes(save(tensors, metadata={**about, **own}))
@@ -74,7 +74,7 @@ def read_assignment(file: Path) -> Assignment:
     """Read a file of :meth:`Assignment.write`.
 
     Raises:
-        DataError: it is missing, damaged, or no such file.
+        DataError: it is missing or damaged, or is another kind of file.
     """
     try:
         with safe_open(file, framework="numpy") as opened:

@@ -81,8 +81,8 @@ def train_documents(
 ) -> Documents:
     """Return the documents of ``dataset.train``; the arguments MUST be those of `load_dataset`.
 
-    Texts longer than `longest` tokens are cut into pieces of almost equal length. Of a text with a
-    held-out block in its middle the rest is one document.
+    Texts longer than `longest` tokens are cut into pieces of almost equal length. Where a block in
+    the middle of a text is held out, the parts around it are one document.
 
     Raises:
         ConfigError: `longest` is below 2.
@@ -111,10 +111,10 @@ def held_out_documents(
     blocks = np.asarray(split.held_out_blocks, dtype=np.int64) * split.block_bytes
     texts = _edges(_sizes(corpus))
     edges = np.union1d(texts, np.concatenate((blocks, blocks + split.block_bytes)))
-    whose = np.searchsorted(texts, edges, side="right") - 1
+    text_of = np.searchsorted(texts, edges, side="right") - 1
     return _documents(
         corpus, _removed_before(edges, split, keep_held_out=True), dataset.held_out.tokens,
-        dataset.tokenizer, len(split.held_out), longest, texts=whose[:-1],
+        dataset.tokenizer, len(split.held_out), longest, texts=text_of[:-1],
     )  # fmt: skip
 
 
@@ -217,14 +217,14 @@ def documents_at(
     Range `r` is of the text ``of[r]``; None: of text `r`.
     """
     _checked(longest)
-    whose = np.arange(len(at) - 1) if of is None else of
+    of = np.arange(len(at) - 1) if of is None else of
     lengths = np.diff(at)
-    only_break = (texts.sizes == 0)[whose]
+    only_break = (texts.sizes == 0)[of]
     merged = only_break & (lengths <= 1)  # the line break after an empty text joins the one before
     keep = np.flatnonzero((lengths > 0) & ~merged)
     starts = at[:-1][keep]
     stops = np.append(starts[1:], at[-1])
-    bounds, source = _cut(starts, stops, whose[keep], longest)
+    bounds, source = _cut(starts, stops, of[keep], longest)
     gone = len(texts.names) - len(np.unique(source))
     return Documents(tokens, bounds, source, texts.names, texts.domains, gone)
 

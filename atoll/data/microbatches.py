@@ -53,9 +53,9 @@ class Microbatches:
 
 
 class HeldOutMicrobatches:
-    """Held-out batches by number: those of about so many targets, then those of all of it.
+    """Held-out batches by number: first those of about `limit_tokens` targets, then all of them.
 
-    Each is a pure function of its number. `sizes` are the numbers of both.
+    Each is a pure function of its number. `sizes` are the counts of both kinds.
     """
 
     def __init__(self, batches: HeldOutBatches, *, rows: int, limit_tokens: int) -> None:
@@ -71,7 +71,7 @@ class HeldOutMicrobatches:
         )
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, (rows, ...) each; raises IndexError if there is no such."""
+        """Return inputs and targets, (rows, ...) each; raises IndexError beyond the last one."""
         last = number >= self.sizes[0]
         found = self._find(number - last * self.sizes[0], self._limits[last])
         if found is None:

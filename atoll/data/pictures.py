@@ -5,9 +5,9 @@
     shards:GLOB         .tar files of WebDataset's form (https://github.com/webdataset/webdataset):
                         `KEY.jpg` (or .jpeg, .png, .webp, .bmp) and `KEY.cls`, its class as a number
 
-Both may end with `@PIXELS`: the side to which pictures are cropped and scaled, 32 without it. In
-memory are names, places and classes only. Without a part of its own, every picture of which the
-hash of the name says so is held out: one in twenty.
+Both may end with `@PIXELS`: the side to which pictures are cropped and scaled, 32 without it. Only
+names, places and classes are in memory. Where there is no part to evaluate with, one picture in
+twenty is held out, chosen by the hash of its name.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 HELD_OUT_FOLDERS = ("val", "valid", "test")
 SIDE = 32
 _HELD_OUT = 20
-"""One of so many is held out where there is no part for it."""
+"""One picture of so many is held out where there is no part to evaluate with."""
 _CLASS_BYTES = 32
 _MEASURED = 256
-"""Pictures of which mean and deviation are taken."""
+"""Most pictures from which mean and standard deviation are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +216,12 @@ def _in_shards(where: str) -> tuple[_Found, _Found]:
                         pictures[key] = Place(name, file, member.offset_data, member.size)
                     elif suffix == "cls" and (inside := opened.extractfile(member)):
                         classes[key] = int(inside.read(_CLASS_BYTES))
+                        if classes[key] < 0:
+                            raise ValueError(f"class {classes[key]} of {member.name}")
         except (tarfile.TarError, OSError, ValueError) as error:
             raise DataError(
                 "a shard cannot be read", given=f"{file}: {error}",
-                expected="a plain .tar file; classes as numbers",
+                expected="a plain .tar file; classes as numbers from 0",
             ) from error  # fmt: skip
         for key, place in pictures.items():
             if key not in classes:

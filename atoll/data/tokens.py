@@ -119,9 +119,7 @@ class PretrainedTokenizer:
     def encode(self, data: bytes) -> Tensor:
         """Return the ids: uint16 if the vocabulary fits, else int32."""
         kind = np.uint16 if self.vocab_size <= LARGEST_UINT16 else np.int32
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in a character
-        texts = [*map(decoder.decode, pieces(data)), decoder.decode(b"", final=True)]
-        encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = self._inner.encode_batch_fast(_texts(data), add_special_tokens=False)
         parts = [np.array(part.ids, dtype=kind) for part in encoded]
         return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=kind))
 
@@ -216,6 +214,13 @@ def _trained(size: int, text: Iterable[bytes]) -> BytePairTokenizer:
 
 def _pieces(data: bytes) -> Iterator[str]:
     return (piece.decode("latin-1") for piece in pieces(data))
+
+
+def _texts(data: bytes) -> list[str]:
+    """Return the data in pieces of text; a character that two pieces share is in the second."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found = [*map(decoder.decode, pieces(data)), decoder.decode(b"", final=True)]
+    return [text for text in found if text]
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

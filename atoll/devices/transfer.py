@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from atoll.devices.choose import CPU
 
@@ -28,6 +29,12 @@ def placed(values: Any, device: torch.device) -> Any:
     """
     if isinstance(values, Tensor):
         return _placed(values, device)
+    if isinstance(values, PackedSequence):  # torch wants its batch sizes in main memory
+        data, *orders = (
+            placed(part, device)
+            for part in (values.data, values.sorted_indices, values.unsorted_indices)
+        )
+        return PackedSequence(data, values.batch_sizes, *orders)
     if isinstance(values, Mapping):
         parts = {key: placed(value, device) for key, value in values.items()}
         if isinstance(values, defaultdict):
@@ -219,7 +226,8 @@ class Ahead:
 def _record(values: Any, stream: Any) -> None:
     """Keep the memory of tensors until a stream's work on them is done."""
     if isinstance(values, Tensor):
-        values.record_stream(stream)
+        if values.device.type != CPU:
+            values.record_stream(stream)
     elif isinstance(values, Mapping):
         _record(list(values.values()), stream)
     elif isinstance(values, tuple | list):

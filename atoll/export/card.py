@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from atoll.config.tables import JobSpec
+
+_PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""OWNER/NAME of a model hub; other bases are files, packages or descriptions."""
 
 
 def model_card(
@@ -21,8 +25,7 @@ def model_card(
         adapter: Only adapters are in the folder.
     """
     lines = ["---", f"library_name: {'peft' if adapter else 'transformers'}"]
-    published = base and not base.startswith(("/", ".", "~", "package:", "a "))
-    if published:
+    if _PUBLISHED.fullmatch(base):
         lines += [f"base_model: {base}", f"base_model_relation: {_relation(adapter)}"]
     lines += ["pipeline_tag: text-generation", "tags: [atoll]", "---", "", f"# {name}", ""]
     kind = "Adapters for" if adapter else "A fine-tuned model from"

@@ -10,6 +10,7 @@ from typing import Any
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import MBPS, Fleet, HubLine, Link, Machine
 from atoll.fleet.reading import check_fleet, unmeasured
+from atoll.wire.states import NodeState
 
 Row = Mapping[str, Any]
 
@@ -45,7 +46,7 @@ def fleet_of_nodes(
             failures_per_day=(failures_per_day or {}).get(row["node"], 0.0),
         )
         for row in rows
-        if row.get("state") != "lost"
+        if row.get("state") == NodeState.ONLINE
     ]
     if not machines:
         raise ConfigError(

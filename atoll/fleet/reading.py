@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.config import read_table
+from atoll.config.writing import toml_value
 from atoll.errors import ConfigError, unknown
 from atoll.fleet.faults import Fault, check_faults
 from atoll.fleet.fleet import Fleet, HubLine, Link, Machine, Site
@@ -207,13 +208,7 @@ def _pairs(row: Any) -> Iterator[str]:
         value = getattr(row, field.name)
         if value == field.default or field.name == "count":
             continue
-        if isinstance(value, str):
-            yield f"{field.name} = {_quoted(value)}"
-        elif isinstance(value, list):
-            yield f"{field.name} = [{', '.join(map(_quoted, value))}]"
+        if isinstance(value, str | list):
+            yield f"{field.name} = {toml_value(value)}"
         else:
             yield f"{field.name} = {value:.6g}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -19,6 +19,7 @@ from atoll.errors import AtollError
 from atoll.fleet.fleet import Link
 from atoll.fleet.kept_links import kept_links
 from atoll.fleet.measured import failures_of_events, fleet_of_nodes
+from atoll.wire.states import NodeState
 
 
 class Running(msgspec.Struct, kw_only=True):
@@ -63,7 +64,8 @@ def answer_to(request: PlanRequest) -> dict[str, Any]:
 
     now = time.time()
     spec = config.parse_spec(request.spec)
-    here = {str(row["node"]) for row in request.nodes if row.get("state") != "lost"}
+    online = [row for row in request.nodes if row.get("state") == NodeState.ONLINE]
+    here = {str(row["node"]) for row in online}
     running = request.running
     links = {link.ends: link for link in kept_links(config.home(), request.hub, here, now=now)}
     links |= {

@@ -83,7 +83,7 @@ def figures(found: Answer, shown: Sequence[Forecast] = ()) -> dict[str, Any]:
 
 
 def _row(found: Answer, one: Forecast) -> dict[str, Any]:
-    """Return one candidate; times and losses as far as they have a ground."""
+    """Return one candidate; losses only with a law, the time to a loss only with a target."""
     low, middle, high = gains(one, found.ranking.alone)
     hours = hours_of(found, one)
     row: dict[str, Any] = {

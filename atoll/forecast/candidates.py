@@ -76,7 +76,7 @@ class Candidate:
     def toml(self, *, of: int = 0) -> str:
         """Return what to paste into a job file; its own [job] and [strategy] are replaced.
 
-        With all `of` so many machines their names need not be there.
+        The names of the members are left out if they are all of the `of` machines.
         """
         job: dict[str, Any] = {"nodes": len(self.members)}
         job |= {} if self.alone else {"route": self.route}

@@ -11,7 +11,7 @@ high    for methods with rounds now and then 1 - 0.0116 / 0.095 = 0.878: the los
         35 M to 2.4 B parameters, H = 30, as quoted; not measured by us), and falls with tokens by
         D^-0.095 (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). For methods that meet in
         every step 1: their papers report no loss.
-middle  half way between both, which is a guess that both bound.
+middle  half way between both: a guess between these bounds.
 """
 
 from __future__ import annotations

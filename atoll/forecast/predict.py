@@ -231,7 +231,7 @@ def shared_steps(resolved: Resolved, *, steps: int) -> int:
 
 
 def hidden_steps(resolved: Resolved) -> float:
-    """Return the steps during which a round may last without anyone waiting."""
+    """Return the steps that members train while a round is under way."""
     method = resolved.method
     if method.name == "eager":
         return float(method.every)  # type: ignore[attr-defined]

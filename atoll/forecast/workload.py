@@ -1,4 +1,4 @@
-"""What a job asks of each machine: a model, a batch, steps; and how long a step takes on which."""
+"""The work of a job on each machine (model, batch, steps), and how long a step takes there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.strategies.base import Outer, Traffic
 
 FLOPS_PER_PARAMETER = 6.0
-"""Of one token, there and back (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361)."""
+"""Of one token, forward and backward (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361)."""
 UTILISATION = 0.3
 """Share of the speed of large matrix products that training reaches: small models less, large
 models on accelerators more. A guess that a measured step replaces."""

@@ -56,8 +56,10 @@ class Connection:
 
     def close(self, finished: Finished | None = None) -> None:
         """Leave the group, report the result, and close the session."""
-        self.group.close()
-        self.link.close(finished)
+        try:
+            self.group.close()
+        finally:
+            self.link.close(finished)
 
 
 def when_there_is_room(
@@ -153,8 +155,10 @@ def connect_group(
         groups.append(group)
         registered = group.register(state=serve(link) if serve is not None else ())
     except BaseException:
-        for group in groups:
-            group.close()
-        link.close()
+        try:
+            for group in groups:
+                group.close()
+        finally:
+            link.close()
         raise
     return Connection(environment, link, group, registered)

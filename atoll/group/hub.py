@@ -217,6 +217,11 @@ class HubGroup:
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """See :meth:`Group.join`."""
         plan = self._announced.take(report, deadline=deadline) or self._plan_for(report, deadline)
+        if self.me not in plan.members:
+            raise GroupError(
+                "the plan of this round is without this member",
+                given=self.me, expected=", ".join(plan.members),
+            )  # fmt: skip
         # In one step: `leave` must either prevent this attempt or see that it is open.
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
@@ -228,11 +233,6 @@ class HubGroup:
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         if plan.saving:
             self.save_round = plan.round + 1
-        if self.me not in plan.members:
-            raise GroupError(
-                "the plan of this round is without this member",
-                given=self.me, expected=", ".join(plan.members),
-            )  # fmt: skip
         return plan
 
     def reduce(

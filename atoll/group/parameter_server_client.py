@@ -66,14 +66,14 @@ class ParameterServerCalls:
         """Start an ask; see :meth:`Group.ask_server`."""
         work: Work[ServerRequest] = Work()
         gone = threading.Event()
+        address, words = session_id(self._job, reducer_id(server)), pack_message(ask)
         with self._lock:
             if self._ended is not None:
                 raise self._ended
             self._next += 1
             number = self._next
+            call = _Call(self._link, address, number, words, packet, gone)
             self._open[number] = (work, gone)
-        address = session_id(self._job, reducer_id(server))
-        call = _Call(self._link, address, number, pack_message(ask), packet, gone)
 
         def body() -> None:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.discovery import MdnsAnnouncement, announcement_of
 from atoll.hub.grouped import GroupedJobs
+from atoll.hub.housekeeping import Housekeeping
 from atoll.hub.http.live import HubFacade
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
@@ -27,7 +27,7 @@ from atoll.hub.message_router import MessageRouter
 from atoll.hub.nodes.access import Access
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.meters import SessionMeters
-from atoll.hub.nodes.sampler import HubSampler, node_stats
+from atoll.hub.nodes.sampler import HubSampler
 from atoll.hub.nodes.services import JobServices
 from atoll.hub.nodes.token_meters import TokenMeters
 from atoll.hub.options import HubOptions as HubOptions
@@ -66,11 +66,6 @@ from atoll.hub.urls import Context, add_authentication, routes
 from atoll.hub.verification.service import VerificationService
 from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import Envelope
-
-logger = logging.getLogger(__name__)
-
-SWEEP_S, TICKS_PER_SECOND = 0.25, 4
-BLOBS_EVERY_S = 600
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -208,7 +203,7 @@ class Hub:
         await self.checkpoints.restart()
         await self.deletions.restart()
         await self.scheduler.restart()
-        self.tasks.start(self._housekeeping(), name="housekeeping")
+        self.tasks.start(Housekeeping(self).run(), name="housekeeping")
         await self._start_notifier()
         self.tasks.start(self.watch.run(), name="alarms")
         self.tasks.start(self.replanner.run(), name="planning again")
@@ -343,35 +338,6 @@ class Hub:
         if reducer == REDUCER:
             await self.rounds.reducer_lost(job)
         await self.scheduler.reducer_lost(job, reducer)
-
-    # ------------------------------------------------------------------------- housekeeping
-
-    async def _housekeeping(self) -> None:
-        reckon_at = self.clock.monotonic() + self.options.restart_grace_s
-        reckoned, count = False, 0
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            count += 1
-            try:
-                self.sessions.sweep()
-                await self.rounds.tick()
-                await self.grouped.tick()
-                await self.verification.tick()
-                if count % TICKS_PER_SECOND == 0:
-                    await self.scheduler.tick()
-                    await self.stores.queue.expire()
-                    await self.sampler.tick(node_stats(self.membership, self.sessions))
-                    self.deletions.tick()
-                    self.limiter.settle()
-                    await self.retention.tick()
-                if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
-                    self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
-                if not reckoned and self.clock.monotonic() >= reckon_at:
-                    await self.membership.reckon()
-                    await self.scheduler.reckon()
-                    reckoned = True
-            except Exception:
-                logger.exception("housekeeping failed")
 
 
 async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None) -> Hub:

@@ -73,7 +73,7 @@ class MdnsAnnouncement:
         from zeroconf.asyncio import AsyncZeroconf
 
         announced = self._announced
-        addresses = addresses_of(announced.host)
+        addresses = await asyncio.to_thread(addresses_of, announced.host)
         service = ServiceInfo(
             SERVICE,
             f"{announced.label}.{SERVICE}",
@@ -83,6 +83,8 @@ class MdnsAnnouncement:
             server=f"{announced.label}.local.",
         )
         try:
+            if not addresses:
+                raise OSError(f"{announced.host or 'this machine'} has no IPv4 address")
             self._zeroconf = AsyncZeroconf(interfaces=addresses, ip_version=IPVersion.V4Only)
             await self._zeroconf.async_register_service(service, allow_name_change=True)
         except OSError as error:
@@ -106,21 +108,28 @@ class MdnsAnnouncement:
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the IPv4 addresses of a hub bound to `host`."""
+    """Return the IPv4 addresses of a hub bound to `host`; may wait for a name server.
+
+    Those of loopback are among them only if the machine is on no network at all.
+    """
     if host not in ("", "0.0.0.0", "::"):
         try:
             found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
             return []
         return sorted({str(entry[4][0]) for entry in found})
-    own = {
-        address.address
-        for entries in psutil.net_if_addrs().values()
-        for address in entries
-        if address.family == socket.AF_INET
-    }
+    entries = [entry for found in psutil.net_if_addrs().values() for entry in found]
+    own = {entry.address for entry in entries if entry.family == socket.AF_INET}
     outside = sorted(text for text in own if not ipaddress.ip_address(text).is_loopback)
-    return outside or sorted(own)
+    if outside or any(e.family == socket.AF_INET6 and _is_routed(e.address) for e in entries):
+        return outside
+    return sorted(own)
+
+
+def _is_routed(text: str) -> bool:
+    """Return whether other machines may reach an IPv6 address that a network has assigned."""
+    address = ipaddress.ip_address(text)
+    return not (address.is_loopback or address.is_link_local)
 
 
 def announcement_of(url: str, *, host: str, prefix: str, fingerprint: str) -> MdnsAnnouncement:

@@ -88,8 +88,3 @@ class GroupedJobs:
         """A checkpoint of all stages or modules is complete."""
         if not self.stores.jobs.get(job).spec.dipaco.modules:
             await self.swarm.saved(job, round_)
-
-    async def tick(self) -> None:
-        """Process what only time brings."""
-        await self.swarm.tick()
-        await self.paths.tick()

@@ -183,6 +183,7 @@ class MessageRouter:
             session.answer(envelope, Done())
 
     async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
+        refusal: AtollError | None = None
         try:
             if type(envelope.body) in REPORTS:
                 async with session.turn:
@@ -191,8 +192,7 @@ class MessageRouter:
                 answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
             logger.info("%s: %s", session.address, error)
-            await self._rejections.note(session, envelope.body, error)
-            answer = Failure(error.to_dict())
+            answer, refusal = Failure(error.to_dict()), error
         except OverflowError as error:
             wrong = WireError(
                 "a number of this message is out of range",
@@ -211,6 +211,8 @@ class MessageRouter:
                 session.notices -= 1
         if envelope.id:
             session.answer(envelope, answer)
+        if refusal is not None:  # after the answer, which must not depend on the disk
+            await self._rejections.note(session, envelope.body, refusal)
 
     # --------------------------------------------------------------------- reports of nodes
 
@@ -276,12 +278,9 @@ class MessageRouter:
             elif body.kind == FOUND_ROOM:
                 record.without_room.discard(session.member)
         await self._stores.events.add(
-            session.job,
-            body.kind,
-            body.text,
-            member=session.member or session.address,
+            session.job, body.kind, body.text, member=session.member or session.address,
             fields=body.fields,
-        )
+        )  # fmt: skip
         return Done()
 
     async def _finished(self, session: Session, body: Finished, id: int) -> Message:

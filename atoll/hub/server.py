@@ -88,6 +88,10 @@ BACKLOG = 2_048
 """Connections that may wait to be accepted, e.g. when a hub is back after a restart."""
 
 
+ENDING_S = 1.0
+"""Time limit for requests that were cancelled."""
+
+
 class _Uvicorn(uvicorn.Server):
     """uvicorn without signal handling, with a callback when it accepts connections."""
 
@@ -109,10 +113,25 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop without uvicorn's log lines about open streams."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        await super().shutdown(sockets=sockets)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()  # its peer neither read nor closed in time
+        log = logging.getLogger("uvicorn.error")
+        drop = _Drop()  # no level: two servers that end at once would not restore it
+        log.addFilter(drop)
+        try:
+            await super().shutdown(sockets=sockets)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # its peer neither read nor closed in time
+            if tasks := list(self.server_state.tasks):  # cancelled: they end with a log line
+                await asyncio.wait(tasks, timeout=ENDING_S)
+        finally:
+            log.removeFilter(drop)
+
+
+class _Drop(logging.Filter):
+    """Drops all records."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False."""
+        return False
 
 
 class HubServer:

@@ -142,6 +142,14 @@ class AtollCallback(Callback):
         self._agreed.close()
         self._inside = False
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Restore the member's own parameters after an error in a validation."""
+        # With the error, so that no rank of an island waits for one that does not come.
+        self._agreed.__exit__(type(exception), exception, exception.__traceback__)
+        self._inside = False
+
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:

@@ -55,11 +55,16 @@ class _Node:
         )  # fmt: skip
 
     def wait(self) -> tuple[int, list[str]]:
-        """Wait until the node has ended; return its exit status and its last lines."""
+        """Wait until the node has ended; return its exit status and its last lines.
+
+        Its folder is deleted then: Ray kills actors, so nothing is deleted when they end.
+        """
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line.rstrip("\n"))
-        return self._process.wait(), list(self._lines)
+        status = self._process.wait()
+        self._folder.cleanup()
+        return status, list(self._lines)
 
     def leave(self) -> None:
         """Let the node leave its round in order."""

@@ -60,6 +60,7 @@ class AtollCallback(TrainerCallback):
         self._tokens = int(state.num_input_tokens_seen)
         self._marks = {name: _Mark(state.global_step) for name in self._marks}
         self._own_steps = 0
+        self._finished = False
         if self._follow(state, control, more["lr_scheduler"]):
             _skip(more.get("train_dataloader"), args, state)
 

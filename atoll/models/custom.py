@@ -1,7 +1,7 @@
 """A user's model in the built-in trainer: `name = "module:factory"` in `[model]`.
 
-The factory is a function or class in the job's code, or in a package of the nodes. It gets the
-other keys of `[model]`, and what follows from the data where it has a parameter of that name:
+The factory is a function or class in the job's code, or in a package of the nodes. Its arguments
+are the other keys of `[model]`, and, where it has parameters of these names, values of the data:
 `vocab_size` for text, `channels`, `classes` and `image` for images. It returns an `nn.Module` that
 maps token ids (batch, length) to logits (batch, length, vocabulary), or images to logits
 (batch, classes).

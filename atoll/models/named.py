@@ -1,4 +1,4 @@
-"""Models that are named as a model hub names them: can they be had here?"""
+"""Models named as at a model hub: whether they are here, or can be downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def check_named(name: str, *, file: str = "config.json") -> None:
 
     Args:
         name: As at the hub, e.g. `HuggingFaceTB/SmolLM2-135M`.
-        file: A file of it that would be on this machine, had it been loaded before.
+        file: A file of it; if this one is in the local cache, the model is taken to be here.
 
     Raises:
         DataError: says how to bring the files here.

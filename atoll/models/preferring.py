@@ -51,8 +51,8 @@ class PreferringLM(TunedLM):
         """Return the mean of -ln sigmoid(beta times the margin) over the rows, in nats.
 
         `outputs` are of :meth:`forward`; `targets` int64 ``(batch, length)``: the token of the
-        preferred answer, :func:`rejected` of one of the other, or `IGNORED`. The margin is by how
-        much more the model prefers the first to the second than the base does.
+        preferred answer, :func:`rejected` of one of the other, or `IGNORED`. The margin is how much
+        more the model prefers the first answer to the second than the base does.
         """
         if outputs.shape[1:] != (2, targets.shape[1]):
             return super().criterion(outputs, targets)
@@ -109,7 +109,7 @@ class JudgedLM(PreferringLM):
 
 
 def unmatched(tokens: Tensor) -> Tensor:
-    """Return targets of an answer to another prompt, by which KTO knows how far the model is."""
+    """Return targets of an answer to another prompt, with which KTO measures the divergence."""
     return IGNORED - 1 - UNMATCHED - tokens
 
 

@@ -110,6 +110,10 @@ class Connection:
                 self._beat_id, self._beat_at = id, self._clock.monotonic()
             await self.send(beat, kind=Kind.CONTROL)
 
+    async def close(self) -> None:
+        """Close a connection that `serve` does not serve."""
+        await self._transport.close()
+
     def resolve(self, id: int) -> None:
         """Measure the round trip by the answer to a heartbeat."""
         if id == self._beat_id:
@@ -129,8 +133,10 @@ class Connection:
             if ahead_s - before_s > SLEPT_S:
                 asleep = f"the clock jumped by {ahead_s - before_s:.0f} s"
                 raise ConnectionLost("this machine has slept", given=asleep)
+            if read_gate.closed or self._transport.throttled:
+                self._last_seen = self._clock.monotonic()  # we pause, the hub is not silent
             silent_s = self._clock.monotonic() - self._last_seen
-            if silent_s > dead_after_s and not read_gate.closed:
+            if silent_s > dead_after_s:
                 raise ConnectionLost("the hub is silent", given=f"nothing for {silent_s:.3g} s")
 
 

@@ -33,6 +33,8 @@ class _Way:
 class MemoryTransport:
     """One end of a pair; satisfies `Transport`."""
 
+    throttled = False
+
     def __init__(self, outgoing: _Way, incoming: _Way) -> None:
         self._outgoing = outgoing
         self._incoming = incoming

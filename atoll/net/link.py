@@ -169,7 +169,10 @@ class Link:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
+            connection = self._connection
             self._fail(HubError("this link to the hub is closed", given=self.session))
+            if connection is not None:  # the task ended before it served this one
+                await connection.close()
 
     async def wait_failed(self) -> AtollError:
         """Wait until the link has failed and return the error."""

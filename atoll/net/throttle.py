@@ -112,24 +112,19 @@ class Throttle:
 
     async def sent(self, nbytes: int, *, urgent: bool) -> None:
         """Wait until these bytes may be sent."""
-        if self.up is not None:
-            await _wait(self.up.spend(nbytes, urgent=urgent))
+        wait_s = 0.0 if self.up is None else self.up.spend(nbytes, urgent=urgent)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
-    async def received(self, nbytes: int, *, urgent: bool) -> None:
-        """Wait until these received bytes may be taken."""
-        if self.down is not None:
-            await _wait(self.down.spend(nbytes, urgent=urgent))
+    def received(self, nbytes: int, *, urgent: bool) -> float:
+        """Count received bytes; return the seconds until more may be read."""
+        return 0.0 if self.down is None else self.down.spend(nbytes, urgent=urgent)
 
     def close(self) -> None:
         """Close the files."""
         for bucket in (self.up, self.down):
             if bucket is not None:
                 bucket.close()
-
-
-async def _wait(seconds: float) -> None:
-    if seconds > 0:
-        await asyncio.sleep(seconds)
 
 
 def throttle_of(endpoint: HubEndpoint) -> Throttle:

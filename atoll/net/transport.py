@@ -34,6 +34,11 @@ class ConnectionLost(HubError):
 class Transport(Protocol):
     """One open connection. Implementations: `websocket` and, for tests, `in_memory`."""
 
+    @property
+    def throttled(self) -> bool:
+        """Whether a bandwidth limit keeps `receive` from reading what the peer has sent."""
+        ...
+
     async def send(self, message: Buffer) -> None:
         """Send one message; wait while the peer reads slowly. Raises ConnectionLost."""
         ...

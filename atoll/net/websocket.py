@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
+import time
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
@@ -40,6 +42,13 @@ class WebSocketTransport:
     def __init__(self, connection: ClientConnection, throttle: Throttle) -> None:
         self._connection = connection
         self._throttle = throttle
+        self._paid_at = 0.0
+        """Monotonic time at which the messages received so far are paid for."""
+
+    @property
+    def throttled(self) -> bool:
+        """Whether the bandwidth limit keeps `receive` from reading."""
+        return self._paid_at > time.monotonic()
 
     async def send(self, message: Buffer) -> None:
         """Send one binary message; wait while more than the write limit is unsent.
@@ -53,12 +62,19 @@ class WebSocketTransport:
             raise _lost(error) from error
 
     async def receive(self) -> bytes:
-        """Return the next message."""
+        """Return the next message, once those before it are paid for.
+
+        Under a bandwidth limit a message is returned as it arrives and the wait follows before the
+        next one: a message in hand during the wait would be lost when the wait is cancelled.
+        """
+        while (wait_s := self._paid_at - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)
         try:
             message = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
             raise _lost(error) from error
-        await self._throttle.received(len(message), urgent=_is_control(message))
+        wait_s = self._throttle.received(len(message), urgent=_is_control(message))
+        self._paid_at = time.monotonic() + wait_s
         return message
 
     async def close(self, code: int = 1000, reason: str = "") -> None:

@@ -88,7 +88,7 @@ class Lab:
     def unavailable() -> str | None:
         """Return why no lab can be made on this machine, or None when one can: it tries."""
         if sys.platform != "linux":
-            return "network namespaces are a thing of Linux"
+            return "network namespaces need Linux"
         if os.geteuid() != 0:
             return "network namespaces need root"
         if shutil.which("ip") is None:
@@ -101,7 +101,7 @@ class Lab:
         except (LabError, OSError) as error:
             return str(error)
 
-    # ------------------------------------------------------------------------ life, death
+    # ---------------------------------------------------------------------- start and end
 
     def start(self, *, guarded: bool = True) -> None:
         """Make the hosts.
@@ -198,7 +198,7 @@ class Lab:
         self._save()
 
     def between(self, a: int, b: int, between: Between) -> None:
-        """Say what two hosts are to each other, both ways, beside their links."""
+        """Set the path between two hosts, both ways, in place of their links."""
         fields = dataclasses.asdict(between)
         for one, other in ((self._checked(a), self._checked(b)), (b, a)):
             self._ask({"do": "between", "host": one, "to": other, "between": fields})

@@ -7,8 +7,8 @@ drops the packet, as a router does. The order of one host's packets is kept, wit
 
     round trip (A, B) = rtt_A / 2 + rtt_B / 2          loss likewise
 
-What two hosts are to each other may differ from that (`Between`): a network of their own, a slower
-or longer way, or none.
+The path between two hosts may differ from that (`Between`): a network of their own, a slower or
+longer path, or none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HostStats:
     dropped_packets: int = 0
     """Dropped at a full queue."""
     cut_packets: int = 0
-    """Vanished while the host was cut off."""
+    """Dropped while the host was cut off, or for a host that it cannot reach."""
 
 
 @dataclass(slots=True)

@@ -261,7 +261,7 @@ def together(
 
     Raises:
         AtollError: what it raised on rank 0.
-        JobError: the processes did not end.
+        JobError: the processes did not start or did not end.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
@@ -272,19 +272,26 @@ def together(
         context.Process(target=_be_rank, args=(theirs, function, work, place, threads), daemon=True)
         for place in places
     ]
-    for process in processes:
-        process.start()
-    theirs.close()
+    started = []
     try:
+        with theirs:  # closed here, so that the pipe ends with the processes
+            for process in processes:
+                process.start()
+                started.append(process)
         if not ours.poll(LONGEST_S):
             raise JobError("a measurement did not end", given=f"{LONGEST_S:.0f} s, {ranks} ranks")
         found = ours.recv()
     except EOFError as error:
         raise JobError("a measurement failed", given=f"{ranks} ranks") from error
+    except OSError as error:
+        raise JobError("a measurement failed", given=f"{ranks} ranks ({error})") from error
     finally:
-        for process in processes:
-            process.join(10.0)
+        for process in started:
+            if len(started) == ranks:  # else they wait for one that does not come
+                process.join(10.0)
             process.kill()
+            process.join()
+        ours.close()
     if isinstance(found, AtollError):
         raise found
     return found

@@ -35,7 +35,11 @@ class Channel(Protocol):
         ...
 
     def put_large(self, parts: Parts) -> tuple[str, int]:
-        """Store a large payload; return its SHA-256 and size."""
+        """Store a large payload for one item; return its SHA-256 and size."""
+        ...
+
+    def release_large(self, sha256: str) -> None:
+        """Release a payload after the put of its item has failed."""
         ...
 
     def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
@@ -79,6 +83,9 @@ class HubChannel:
                 nbytes = sum(file.write(part) for part in parts)
             with self._lock:
                 return self._opened().put_blob(path), nbytes
+
+    def release_large(self, sha256: str) -> None:
+        """Do nothing: the hub deletes blobs that no item refers to."""
 
     @contextlib.contextmanager
     def large(self, sha256: str) -> Iterator[Path]:

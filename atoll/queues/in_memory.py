@@ -113,7 +113,7 @@ class InMemoryChannel:
         self._named: dict[str, _Named] = {}
         self._blobs: dict[str, bytes] = {}
         self._uses: Counter[str] = Counter()
-        """Items with each blob: equal payloads are kept once."""
+        """Items and pending puts with each blob: equal payloads are kept once."""
         self._next = 1
         self._answers: dict[type[Message], Callable[[Any, float], Message | None]] = {
             QueueOpen: self._open,
@@ -161,12 +161,18 @@ class InMemoryChannel:
         return future
 
     def put_large(self, parts: Parts) -> tuple[str, int]:
-        """Keep a payload in memory."""
+        """Keep a payload in memory for an item that is put next."""
         payload = b"".join(parts)
         sha256 = hashlib.sha256(payload).hexdigest()
         with self._condition:
             self._blobs[sha256] = payload
+            self._uses[sha256] += 1
         return sha256, len(payload)
+
+    def release_large(self, sha256: str) -> None:
+        """Drop a payload, unless another item or put has it."""
+        with self._condition:
+            self._forget_blob(sha256)
 
     @contextlib.contextmanager
     def large(self, sha256: str) -> Iterator[Path]:
@@ -219,10 +225,10 @@ class InMemoryChannel:
         for place, entry in enumerate(entries):
             if entry.key in named.keys:
                 duplicates.append(place)
+                self._forget_blob(entry.blob)
             else:
                 named.keys[entry.key] = self._next
                 named.items[self._next] = _Kept(self._next, entry, time.time())
-                self._uses[entry.blob] += 1
                 self._next += 1
             seqs.append(named.keys[entry.key])
         for key in list(named.keys)[: max(0, len(named.keys) - KEYS_KEPT)]:
@@ -262,7 +268,7 @@ class InMemoryChannel:
         return QueueLost(lost)
 
     def _forget_blob(self, sha256: str) -> None:
-        """Drop a large payload with the last item that has it."""
+        """Drop a large payload with the last item or put that has it."""
         self._uses[sha256] -= 1
         if self._uses[sha256] <= 0:
             del self._uses[sha256]

@@ -101,6 +101,7 @@ class Outbox:
             ):
                 left_s = deadline - self._clock.monotonic()
                 if left_s <= 0:
+                    self._release(entry)
                     raise DeadlineExceeded(
                         "an item could not be sent in time",
                         given=f"{len(self._line)} items wait to be sent",
@@ -122,6 +123,11 @@ class Outbox:
                     return False
                 self._condition.wait(left_s)
         return True
+
+    def _release(self, entry: QueueEntry) -> None:
+        """Release the large payload of an item that is not stored."""
+        if entry.blob:
+            self._channel.release_large(entry.blob)
 
     def _next_batch(self) -> list[_Waiting]:
         """Take the next message's items if none is under way; call it with the lock held."""
@@ -206,6 +212,8 @@ class Outbox:
             following = self._next_batch()
             self._condition.notify_all()
         for waiting in failed:
+            if isinstance(error, QueueFull):  # after other errors the item may be stored
+                self._release(waiting.entry)
             if waiting.done.set_running_or_notify_cancel():
                 waiting.done.set_exception(error)
         return following

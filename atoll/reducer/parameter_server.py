@@ -21,7 +21,7 @@ from torch import Tensor
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, LossNotFinite, WireError
-from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
+from atoll.reducer.mean import Share, is_finite, is_weight, mean_of, minority
 from atoll.reducer.region_rule import server_rule
 from atoll.reducer.update_rules import compensate, late_factor
 from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks, WorkerState
@@ -287,17 +287,20 @@ class ParameterServer:
         pushes, self._arrivals = self._arrivals, {}
         setup = self.setup
         shares = [Share(m, pushes[m][1], pushes[m][0].weight) for m in here]
+        odd = minority(shares)
+        answers: Answers = [self._refusal(m, error) for m, error in odd.items()]
+        shares = [share for share in shares if share.member not in odd]
+        here = [share.member for share in shares]
         steps = sum(pushes[m][0].steps for m in here) / len(here)
         try:
             mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
         except AtollError as error:
-            return [self._refusal(m, error) for m in here]
+            return answers + [self._refusal(m, error) for m in here]
         x = make_codec(mean.packet.codec).decode(mean.packet)
         lr = setup.rate * pushes[here[0]][0].rate
         self._rule.apply(self.theta[: setup.parameters], x[: setup.parameters], lr=lr)
         self.theta[setup.parameters :].sub_(x[setup.parameters :])
         self._moved(steps)
-        answers: Answers = []
         for member in here:
             worker = self.clocks.workers[member]
             worker.clock += 1

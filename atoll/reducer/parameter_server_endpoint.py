@@ -23,6 +23,7 @@ from atoll.net.sync_link import SyncLink
 from atoll.reducer.memory import MemoryQuota
 from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes, working_bytes
 from atoll.reducer.worker_clocks import WorkerState
+from atoll.wire.chunks import count_pieces
 from atoll.wire.messages import Event, Undeliverable
 from atoll.wire.parameter_server_frames import (
     MARK,
@@ -138,6 +139,8 @@ class ParameterServerEndpoint:
             self._link.notify(
                 Event(kind="contribution-refused", text=str(error), fields={"member": member})
             )
+        except Exception:  # whatever one member sends, the server goes on for the others
+            log.exception("a frame from %s cannot be used", member)
 
     def _receive_piece(
         self, member: str, client: _Client, head: ServerFrameHead, piece: memoryview
@@ -183,7 +186,7 @@ class ParameterServerEndpoint:
         here = client.pieces
         have = sorted(here.have) if here is not None and here.call == head.call else []
         if client.received_call == head.call:
-            have = list(range(head.count))
+            have = list(range(min(head.count, count_pieces(MAX_BYTES))))
         self._send_head(member, ServerFrameHead("have", head.call, have=have))
 
     # --------------------------------------------------------------------- answers

@@ -13,6 +13,8 @@ from atoll.wire.parameter_server_messages import Answer, Ask, region_of
 
 SPEED_MEMORY = 0.5
 """Weight of the newest measurement in a member's speed."""
+SLOWEST, FASTEST = 1e-6, 1e6
+"""Steps per second that a member may claim: the plans of all members depend on its claim."""
 
 Reply = tuple[Answer, Packet | None]
 
@@ -112,8 +114,8 @@ class WorkerClocks:
         return any(p.state == WorkerState.IDLE and not p.final for p in self.workers.values())
 
     def measure(self, member: str, steps: int, busy_s: float) -> None:
-        """Record the duration of a member's steps."""
-        if steps > 0 and busy_s > 0:
+        """Record the duration of a member's steps; a speed that cannot be is ignored."""
+        if steps > 0 and busy_s > 0 and SLOWEST <= steps / busy_s <= FASTEST:
             worker, speed = self.workers[member], steps / busy_s
             old = worker.speed or speed
             worker.speed = (1 - SPEED_MEMORY) * old + SPEED_MEMORY * speed

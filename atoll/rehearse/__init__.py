@@ -1,4 +1,4 @@
-"""The same job on this machine, before anyone rents anything: real processes on shaped lines.
+"""A job on this machine, before machines are rented for it: real processes on shaped links.
 
 May import the leaves, config, fleet, forecast, simulate, netlab, net and node. Start with
 conduct.py: site.py is the hub and the machines in network namespaces, expected.py what the planner

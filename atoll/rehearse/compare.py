@@ -13,7 +13,7 @@ from atoll.units import duration
 
 ROWS = 10
 CLOSE = 0.1
-"""A rehearsal within this share of the prediction bears it out."""
+"""A rehearsal within this share of the prediction confirms it."""
 
 
 @dataclass(frozen=True, kw_only=True)

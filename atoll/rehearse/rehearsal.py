@@ -141,7 +141,7 @@ def on_all(spec: JobSpec, fleet: Fleet, candidate: Candidate) -> JobSpec:
 
 
 def slowed(rehearsal: Rehearsal) -> Fleet:
-    """Return the fleet as this machine plays it: everything is slower alike."""
+    """Return the fleet as it is rehearsed here: everything is slower by the same factor."""
     k, fleet, congestion = rehearsal.slower, rehearsal.fleet, congestion_control()
     machines = [
         dataclasses.replace(

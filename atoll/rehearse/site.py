@@ -35,7 +35,7 @@ Pause = Callable[[float], bool]
 
 
 class Site:
-    """Starts nothing by itself; `close` ends everything, also what faults have left standing."""
+    """Starts nothing until `start`; `close` ends all processes, also those that faults stopped."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         """Prepare a site for a fleet whose times and rates are those of this machine."""
@@ -48,7 +48,7 @@ class Site:
         self._logs: list[IO[bytes]] = []
         self._hub: dict[str, Any] = {}
 
-    # ------------------------------------------------------------------------ life, death
+    # ---------------------------------------------------------------------- start and end
 
     def start(self) -> None:
         """Make hosts and lines, and start the hub.

@@ -9,6 +9,7 @@ use it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -133,10 +134,12 @@ class InProcessRun:
                 remedy="run it as a job",
             )
         self.rl = rl
-        self.actors = [
-            ActorSlot(table, rl, index=index, seed=seed, device=device)
-            for index, table in enumerate(rl.policies)
-        ]
+        self.actors: list[ActorSlot] = []
+        with ExitStack() as after_error:
+            after_error.callback(self.close)
+            for index, table in enumerate(rl.policies):
+                self.actors.append(ActorSlot(table, rl, index=index, seed=seed, device=device))
+            after_error.pop_all()
         own = rl.critic == "own"
         purposes = [("critic", table.name) for table in rl.policies] if own else [("critic",)]
         self.critics = [

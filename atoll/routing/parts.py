@@ -1,4 +1,4 @@
-"""Features of many documents in parts, each kept as soon as it is there.
+"""Features of many documents in parts, each stored as soon as it is computed.
 
 A part is a range of documents, named by its bounds. Here it is a file; on a hub it is an item of a
 queue (`together.py`).

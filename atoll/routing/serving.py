@@ -1,7 +1,7 @@
 """Several servers that serve the paths of a modular model side by side.
 
     topic model        the router, the small model, and the file of each path, by name
-    queue prompts      requests of anyone: text, or how it is to be continued as well
+    queue prompts      requests of any client: a text alone, or with options of sampling
     queue path-K       routed requests: the servers of path K take them
     topic answers      the continued texts, by the keys of their requests
 

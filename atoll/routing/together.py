@@ -169,7 +169,7 @@ class _Helper:
         self.queue = lines.queue(f"{self._name}-parts", max_items=2 * many, max_attempts=1000)
         self.done = lines.topic(f"{self._name}-done", max_items=4 * many, keep_s=KEEP_S)
         self.end = lines.topic(f"{self._name}-merged", max_items=16, keep_s=KEEP_S)
-        # A member that starts again reads everything again: it has forgotten what it had.
+        # A member that starts again reads everything again: it had it in memory only.
         once = f"{lines.member} {new_token()}"
         self._results = self.done.subscribe(once, start="oldest")
         self._ends = self.end.subscribe(once, start="oldest")

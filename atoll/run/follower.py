@@ -132,6 +132,11 @@ class FollowerRun(Run):
         """Optimizer steps done by the group."""
         return self._ranks.message.step if self._ranks.message is not None else 0
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether this member continues a run: it joined late, or the job was resumed."""
+        return self._last_message().takes_over
+
     def _leave_soon(self) -> None:
         """At the next synchronization, tell the first rank that this process was asked to leave."""
         self._ranks.report.leave_requested = True

@@ -87,7 +87,7 @@ class Run(CollectiveSession):
         return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
             num_slots=self.num_slots, step=self.step, stopping=self._stop_requested,
-            unsettled=self._members_changed,
+            unsettled=self._members_changed, takes_over=self.takes_over,
         )  # fmt: skip
 
     @property
@@ -386,7 +386,7 @@ class Run(CollectiveSession):
             return  # its supervisor reports which rank is lost
         if self._state is not None and error is None:
             self._state.close()
-        self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)
+        self._close_queues(timeout_s=FLUSH_TIMEOUT_S)
         self._meter.close()
         if self._connection is None or self._enrolled is None:
             self.group.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from atoll.train.join_job import JoinedJob
 from atoll.train.queues import open_queues
 from atoll.train.results.loggers import open_loggers
 from atoll.train.results.script_meter import ScriptMeter
+
+log = logging.getLogger(__name__)
 
 
 class Session(JobPlace):
@@ -40,7 +43,7 @@ class Session(JobPlace):
         )
         loggers = open_loggers(membership.log, self.directory, job=membership.job, member=group.me)
         self._meter = ScriptMeter(group, self._clock, loggers=loggers)
-        self._shelf = open_queues(enrolled, member=self.member, stopping=lambda: self.stopping)
+        self._queues = open_queues(enrolled, member=self.member, stopping=lambda: self.stopping)
 
     @property
     def member(self) -> str:
@@ -109,8 +112,13 @@ class Session(JobPlace):
             AuthError: this job may not use it.
             ConfigError: there is no such option.
         """
-        return self._shelf.queue(name, **options)
+        return self._queues.queue(name, **options)
 
     def topic(self, name: str, **options: Any) -> Topic:
         """Return a durable topic, read by each subscription; see :meth:`queue`."""
-        return self._shelf.topic(name, **options)
+        return self._queues.topic(name, **options)
+
+    def _close_queues(self, *, timeout_s: float) -> None:
+        """Wait for what `put_later` has not stored yet, then close all queues."""
+        if not self._queues.close(timeout_s=timeout_s):
+            log.warning("some items were not stored by the hub within %.0f s", timeout_s)

@@ -1,4 +1,4 @@
-"""Fit a law to points: the best of a grid of starts, its intervals, and how well it foretells.
+"""Fit a law to points: the best of a grid of starts, its intervals, and how well it predicts.
 
 1. Every law of the variables (laws.py) is fitted by L-BFGS from a grid of starts.
 2. Each point is left out in turn; the law that predicts the left-out ones best is taken.
@@ -75,7 +75,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A fitted law with what it rests on."""
+    """A fitted law, and the runs and figures that it follows from."""
 
     law: Law
     theta: dict[str, float]

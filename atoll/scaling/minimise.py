@@ -4,8 +4,8 @@ Nocedal and Wright, "Numerical Optimization" (2nd ed.), Algorithm 7.4, with the 
 Wolfe conditions of Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods" (2013),
 because the Huber loss is nearly an absolute value where it matters.
 
-A grid of thousands of starts, and the fits of hundreds of resampled data sets, cost a few seconds
-this way; one after another they take minutes.
+A grid of thousands of starts, and the fits of hundreds of resampled data sets, take a few seconds
+this way, and minutes one after another.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def minimise(
         tolerance: Largest component of the gradient at which a row has arrived.
     """
     at = np.array(starts, dtype=np.float64)
-    everyone = np.arange(len(at))
-    values, gradients = objective(at, everyone)
+    values, gradients = objective(at, np.arange(len(at)))
     history = _History(at.shape)
     still = np.isfinite(values)
     idle = np.zeros(len(at), dtype=int)

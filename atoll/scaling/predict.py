@@ -1,4 +1,4 @@
-"""What a fitted law foretells, with an interval that grows beyond the runs it rests on."""
+"""Predictions of a fitted law, with an interval that grows beyond the runs it was fitted to."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _extra(fit: Fit, factor: float) -> float:
 
 
 def _notes(fit: Fit, beyond: Mapping[str, float], settings: Mapping[str, float]) -> Iterator[str]:
-    """Yield what a person must know of a prediction."""
+    """Yield the limits of a prediction, in words."""
     for name, factor in beyond.items():
         low, high = fit.ranges[name]
         text = f"{name} is {factor:.3g} x outside of the runs ({low:g} to {high:g})"

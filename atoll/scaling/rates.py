@@ -6,7 +6,7 @@ an exponent a near 0.
 
 For each N and M the best value is the vertex of a parabola in ln(value) through the lowest loss and
 its two neighbours. Where the lowest loss is at the edge of what was tried there is no vertex: the
-group is left out, and said.
+group is left out, and a note says so.
 """
 
 from __future__ import annotations

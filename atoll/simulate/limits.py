@@ -1,6 +1,6 @@
 """What breaks first in a fleet, and at how many members: by arithmetic on one period.
 
-A period is the compute of the slowest machine that keeps its pace. Every resource has a demand per
+A period is the compute time of the median machine. Every resource has a demand per
 member and period, so its share of use grows with the members; where it reaches 1 the run is held up
 by that resource alone. The simulation shows what happens before.
 """
@@ -57,7 +57,7 @@ class Period:
 
 
 def period_of(setting: Setting) -> Period:
-    """Return a period of a fleet: all members train in the time of the median one.
+    """Return a period of a fleet, as long as the median machine trains.
 
     Slower machines do fewer steps, at least a quarter of them.
     """

@@ -83,7 +83,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.now = BEGIN_S
         self.current: Process | None = None
-        """Whose alarm goes off at the moment."""
+        """The owner of the alarm that goes off now."""
         self.steps = 0
         self._heap: list[tuple[float, int, Alarm]] = []
         self._count = 0
@@ -98,7 +98,7 @@ class Scheduler:
         return WALL_S + self.now + offset_s
 
     time = wall
-    """For who imports the module `time`."""
+    """So that a scheduler can take the place of the module `time`."""
 
     def at(self, when: float, call: Callable[[], Any], owner: Process | None = None) -> Alarm:
         """Have something called at a time, unless its owner is dead by then."""

@@ -31,7 +31,7 @@ class SimulatedSessions:
         self.since_s: dict[str, float] = {}
         """Since when nothing arrives from these members."""
         self.silent: set[str] = set()
-        """Of these, the ones that need not be waited for."""
+        """Those of them for which rounds do not wait any more."""
         self._losses = 0
 
     def came(self, machine: SimulatedMachine) -> None:

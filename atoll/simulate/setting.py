@@ -44,7 +44,7 @@ class Cause(StrEnum):
     CLOSED = "closed"
     """Its owner wants it back: its process leaves properly."""
     ASLEEP = "asleep"
-    """It stands still and goes on later, as a laptop that is closed."""
+    """It stops and goes on later, like a laptop whose lid is closed."""
     CUT = "cut"
     """Its line carries nothing; it computes on."""
 
@@ -95,7 +95,7 @@ class Setting:
     trace: tuple[tuple[int, float, float], ...] = ()
     """Who was there when, instead of failures and owners' hours: (machine, from, to)."""
     faults: tuple[tuple[int, Absence], ...] | None = None
-    """What happens to which machine, instead of all of these; None: these."""
+    """What happens to which machine, instead of the trace or chance; None: as these say."""
     notes: tuple[str, ...] = ()
     """What of a job is not in the simulation, for people."""
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from atoll.swarm.counts import Kept
 from atoll.swarm.leases import Leases
-from atoll.swarm.places import Balance, Member, SwarmSettings, moves_to_empty
+from atoll.swarm.places import Balance, Member, SwarmSettings, moves_to_empty, plausible
 from atoll.swarm.progress import Progress
 from atoll.swarm.rebalance import Move, Server, place
 from atoll.swarm.rebuild import take_over
@@ -123,7 +123,7 @@ class Ledger(Progress):
         if known is None or not keep or known.stage < 0:
             known = self._enter(member, body, now)
         known.dial = body.dial or known.dial
-        known.row_s = body.row_s or known.row_s
+        known.measured(body.row_s)
         known.free_bytes = body.free_bytes or known.free_bytes
         if known.stage >= 0 and not known.ready and self._fits(known, body):
             known.ready = True
@@ -176,7 +176,7 @@ class Ledger(Progress):
             self._uncount(old.holder)
         sent = old is not None and not old.ready and old.stage >= 0
         stage = old.stage if old is not None and sent else body.stage
-        server = Server(member, body.row_s, 0.0, body.free_bytes)
+        server = Server(member, plausible(body.row_s), 0.0, body.free_bytes)
         if not 0 <= stage < self.settings.stages:
             stage = place(server, self.stages(ready=False))
         known = Member(Holder(member, self._next()), stage, hold_until=now + HOLD_S)
@@ -224,7 +224,7 @@ class Ledger(Progress):
         leased = self._leases.end(body.lease, now)
         for name, known in self.members.items():
             known.queue = body.queues.get(name, known.queue)
-            known.row_s = body.row_s.get(name, 0.0) or known.row_s
+            known.measured(body.row_s.get(name, 0.0))
         if body.step == self.step:
             self.evaluations.due |= body.evaluate
             if leased:  # else it may be of another state

@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from atoll.swarm.rebalance import Move, Server, Stages, fill_empty, plan_moves
 from atoll.wire.swarm import Holder, SwarmAnnounce, SwarmPeer
 
+LEAST_ROW_S, MOST_ROW_S = 1e-9, 1e6
+"""Limits of a plausible speed."""
+
+
+def plausible(row_s: float) -> float:
+    """Return reported seconds per row; 0, which means unknown, if no machine can be like that."""
+    return row_s if LEAST_ROW_S <= row_s <= MOST_ROW_S else 0.0
+
 
 @dataclass(frozen=True)
 class SwarmSettings:
@@ -53,6 +61,10 @@ class Member:
     row_s: float = 0.0
     queue: float = 0.0
     free_bytes: int = 0
+
+    def measured(self, row_s: float) -> None:
+        """Keep reported seconds per row, unless they are unknown or absurd."""
+        self.row_s = plausible(row_s) or self.row_s
 
     def peer(self) -> SwarmPeer:
         """Return it as the table of members names it."""

@@ -58,8 +58,14 @@ _decoder = msgspec.msgpack.Decoder(ChunkHead)
 
 
 def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return the parts of a relay frame; raises FrameTooLarge if the head has too many entries."""
+    """Return the parts of a relay frame; raises FrameTooLarge if the head has too many entries.
+
+    A list of pieces that does not fit is cut: what it does not name is only sent again.
+    """
     encoded = _encoder.encode(head)
+    while len(encoded) > MAX_HEAD_BYTES and head.have:
+        head = msgspec.structs.replace(head, have=head.have[: len(head.have) * 3 // 4])
+        encoded = _encoder.encode(head)
     if len(encoded) > MAX_HEAD_BYTES:
         raise FrameTooLarge(
             "the head of a tensor chunk is too large",

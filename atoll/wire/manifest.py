@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from atoll.errors import WireError
+from atoll.wire.malformed import MALFORMED
 
 MANIFEST_NAME = "manifest.json"
 
@@ -99,7 +100,7 @@ def piece_file(rank: int) -> str:
 def round_of(folder: str) -> int | None:
     """Return the round in a checkpoint folder's name, or None if it is not such a name."""
     digits = folder.rpartition("/")[2].removeprefix("round-").removesuffix(REPLACED)
-    if not digits.isdigit():
+    if not digits.isdecimal():
         return None
     home = checkpoint_folder(int(digits)).rpartition("/")[2]
     return int(digits) if folder.rpartition("/")[2] in (home, home + REPLACED) else None
@@ -125,7 +126,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """Parse a manifest; raises WireError if it is malformed or of a newer version."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except MALFORMED as error:
         raise WireError("the manifest of a checkpoint is malformed", given=str(error)) from error
     if manifest.version > MANIFEST_VERSION:
         raise WireError(

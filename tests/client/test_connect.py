@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import atoll
+from atoll.client import program
 from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable
 from atoll.hub.server import HubServer
 from atoll.net.handshake import make_hello
@@ -145,3 +149,37 @@ def test_it_needs_no_torch() -> None:
     code = "import atoll, sys; atoll.connect; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_programs_that_log_in_together_keep_both_logins(
+    hub: HubServer, home: Path, ticket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubClient(hub.url, hub.operator_token) as client:
+        second = client.create_ticket(role="program", uses=1, valid_s=60.0, name="", quotas={})
+    both, load = threading.Barrier(2, timeout=0.5), program._load
+
+    def load_together(path: Path) -> dict[str, program.Login]:
+        """Let both programs read before one writes, unless a lock forbids it."""
+        found = load(path)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        return found
+
+    monkeypatch.setattr(program, "_load", load_together)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for one in pool.map(lambda text: atoll.connect(text, home=home), (ticket, second)):
+            one.close()
+    monkeypatch.undo()
+    assert len(load(home / "programs.json")) == 2
+
+
+def test_a_refused_login_is_made_again_by_its_ticket(hub: HubServer, home: Path) -> None:
+    with HubClient(hub.url, hub.operator_token) as client:
+        ticket = client.create_ticket(role="program", uses=2, valid_s=60.0, name="", quotas={})
+    with atoll.connect(ticket, home=home) as made:
+        token = made.token
+    path = home / "programs.json"
+    path.write_text(path.read_text().replace(token, token[::-1]))  # as if the hub was reset
+    for _ in range(2):
+        with atoll.connect(ticket, home=home) as made:
+            assert made.queue("pool/again").claim() == []

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,34 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     with pytest.raises(StorageFull, match="free some disk space"):
         pack(source)
     assert list(temporary.iterdir()) == []
+
+
+def test_a_file_that_vanishes_before_it_is_packed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", a=b"1", b=b"2")
+
+    def vanishing(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        for name, entry in included_files(root):
+            if name == "b":
+                (root / name).unlink()
+            yield name, entry
+
+    monkeypatch.setattr(packing, "included_files", vanishing)
+    with pytest.raises(ConfigError, match=r"changed while it was packed.*b"):
+        pack(source)
+
+
+UNREADABLE = Path("/proc/self/mem")
+"""Its first bytes cannot be read: EIO."""
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="a file of Linux")
+def test_a_file_that_cannot_be_read_is_not_a_full_disk() -> None:
+    file = packing._File("a", UNREADABLE, 1)
+    with (
+        UNREADABLE.open("rb", buffering=0) as source,
+        pytest.raises(ConfigError, match=r"a file cannot be read.*mem"),
+        packing._storage_errors(),
+    ):
+        next(packing._exactly(source, 1, file))

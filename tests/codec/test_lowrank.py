@@ -143,3 +143,17 @@ def test_a_packet_with_a_matrix_without_columns_is_empty() -> None:
     head = np.array([1, 5, 0], dtype="<u4").tobytes()
     packet = Packet(head + bytes(4 * 2 * 5), "lowrank:2", (0,))
     assert make_codec("lowrank:2").decode(packet).numel() == 0
+
+
+def test_a_small_packet_that_names_terabytes_is_refused() -> None:
+    head = np.array([1, 2**20, 2**20], dtype="<u4").tobytes()
+    packet = Packet(head + bytes(2 * 4 * 2 * 2**20), "lowrank:2", (2**40,))
+    with pytest.raises(WireError, match="other matrices"):
+        fitted("lowrank:2").decode(packet)
+
+
+def test_values_near_the_largest_float_come_back() -> None:
+    x = torch.zeros(TOTAL)
+    x[41] = 3e38
+    found = make_codec("lowrank:2").decode(fitted("lowrank:2").encode(x))
+    assert float((found - x).abs().max() / 3e38) < 1e-5

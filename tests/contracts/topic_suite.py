@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from atoll.errors import HubError, QueueFull
+from atoll.errors import HubError, QueueFull, StorageFull
 from atoll.hub.queues.queues import Queues
 from atoll.wire.messages import QueueEntry, QueueOptions, TopicItem, TopicItems
 from tests.contracts.queue_base import BOUND_S, LEASE_S, QueueBase
@@ -116,6 +116,28 @@ class TopicContract(QueueBase):
             assert (kinds["items"], kinds["t"]) == ("queue", "topic")
 
         self.with_queue(test)
+
+    def test_an_acknowledgement_that_failed_is_stored_when_repeated(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def first(queue: Queues) -> None:
+            done = await queue.topics.publish("t", entries("a", "b"))
+            await queue.topics.read("t", "s", limit=0, start="oldest")
+
+            async def full(*_: object) -> None:
+                raise StorageFull("no room is left")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(queue.backend("t"), "set_position", full)
+                with pytest.raises(StorageFull):
+                    await queue.topics.ack("t", "s", seq=done.seqs[0])
+            await queue.topics.ack("t", "s", seq=done.seqs[0])
+
+        async def second(queue: Queues) -> None:
+            assert keys_of(await queue.topics.read("t", "s", limit=9)) == ["b"]
+
+        self.with_queue(first)
+        self.with_queue(second)
 
     def test_positions_and_items_outlive_the_hub(self) -> None:
         async def first(queue: Queues) -> None:

@@ -146,6 +146,12 @@ def test_images_without_labels_are_refused(folder: Path) -> None:
         load_images(f"idx:{folder}")
 
 
+def test_parts_of_two_sizes_are_refused(folder: Path) -> None:
+    write_idx(folder / "t10k-images-idx3-ubyte", np.zeros((10, 6, 6), dtype=np.uint8))
+    with pytest.raises(DataError, match="4 and 6 pixels a side"):
+        load_images(f"idx:{folder}")
+
+
 def test_fewer_images_than_slots_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="given: 30 images; expected: at least 31"):
         ImageShards(load_images(f"idx:{folder}").train, slots=31, seed=1)

@@ -127,6 +127,26 @@ def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
         file.addfile(about, io.BytesIO(b"1234"))
     with pytest.raises(DataError, match="a picture has no class"):
         load_images(f"shards:{tmp_path}/b.tar")
+    with tarfile.open(tmp_path / "c.tar", "w") as file:
+        about = tarfile.TarInfo("x.cls")
+        about.size = 2
+        file.addfile(about, io.BytesIO(b"-1"))
+    with pytest.raises(DataError, match=r"class -1 of x\.cls"):
+        load_images(f"shards:{tmp_path}/c.tar")
+
+
+def test_a_picture_with_a_broken_chunk_is_named(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    packed = io.BytesIO()
+    Image.fromarray(noise).save(packed, "PNG")
+    head, data, second = packed.getvalue().split(b"IDAT", 2)
+    broken = head + b"IDAT" + data + b"\x01\x02\x03\x04" + second
+    for number in range(120):
+        file = tmp_path / "plums" / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(broken)
+    with pytest.raises(DataError, match=r"a picture cannot be read.*broken PNG"):
+        load_images(f"folder:{tmp_path}")
 
 
 def test_bombs_in_pictures_and_shards_are_named(folder: Path, tmp_path: Path) -> None:

@@ -64,8 +64,9 @@ def test_pieces_do_not_depend_on_how_the_text_comes() -> None:
         assert list(_in_pieces(parts)) == list(pieces(text))
 
 
+@pytest.mark.parametrize("more", [b"more", b"more" * 100_000], ids=["little", "much"])
 def test_a_text_that_changes_meanwhile_is_refused(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: bytes
 ) -> None:
     real = Path.stat
     grown = tmp_path / "texts" / "30.txt"
@@ -74,7 +75,7 @@ def test_a_text_that_changes_meanwhile_is_refused(
         found = real(self)
         if self == grown:
             with self.open("ab") as file:
-                file.write(b"more")
+                file.write(more)
         return found
 
     monkeypatch.setattr(Path, "stat", stat)

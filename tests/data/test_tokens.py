@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data import Tokenizer, make_tokenizer, tokenizer_from_json
+from atoll.data import PretrainedTokenizer, Tokenizer, make_tokenizer, tokenizer_from_json
+from atoll.data.tokens import PIECE_BYTES
 from atoll.errors import ConfigError, DataError
 
 TEXT = b"".join(
@@ -90,3 +91,13 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_broken_saved_tokenizer_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="not a saved tokenizer"):
         tokenizer_from_json(text)
+
+
+def test_a_character_between_two_pieces_stays_whole() -> None:
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {"x": 0, "é": 1, "\ufffd": 2}
+    tokenizer = PretrainedTokenizer(library.Tokenizer(library.models.BPE(vocabulary, [])))
+    count = PIECE_BYTES // 2 + 1  # two bytes each, without a line break to cut at
+    data = b"x" + "é".encode() * count
+    assert tokenizer.encode(data).tolist() == [0, *[1] * count]
+    assert tokenizer.encode(data[:-1]).tolist() == [0, *[1] * (count - 1), 2]

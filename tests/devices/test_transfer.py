@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from atoll.devices.choose import count
 from atoll.devices.facts import facts, memory, used_bytes
@@ -76,3 +77,12 @@ def test_stages_hold_every_value_once() -> None:
         for part, source in group:
             part.add_(source)
     assert all(torch.equal(a, b.double()) for a, b in zip(to, of, strict=True))
+
+
+def test_a_packed_sequence_keeps_its_sizes_in_main_memory() -> None:
+    packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
+    found = placed({"x": packed}, torch.device("meta"))["x"]
+    assert isinstance(found, PackedSequence)
+    assert found.unsorted_indices is not None
+    assert found.data.device.type == found.unsorted_indices.device.type == "meta"
+    assert found.batch_sizes is packed.batch_sizes

@@ -184,3 +184,13 @@ def test_all_weights_have_no_adapters(
 ) -> None:
     assert atoll("export", llama, tmp_path / "out", "--adapter") != 0
     assert "no adapters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [("google/gemma-3-1b", True), ("C:\\models\\gemma", False), ("models/2024/gemma", False),
+     ("package:gemma", False), ("a model of one's own", False), ("./gemma", False)],
+)  # fmt: skip
+def test_a_card_names_a_base_of_a_model_hub_only(base: str, named: bool) -> None:
+    card = model_card("run", base=base, spec=None, summary={}, adapter=True)
+    assert (f"base_model: {base}\n" in card) == ("base_model_relation" in card) == named

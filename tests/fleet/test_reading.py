@@ -73,6 +73,17 @@ def test_a_written_fleet_is_read_as_the_same_one() -> None:
     )  # fmt: skip
 
 
+def test_names_may_have_any_character() -> None:
+    names = ["a\nb", 'quote " and \\', "tab\tand \x7f"]
+    fleet = Fleet(
+        machines=tuple(Machine(name=name, gflops=1.0) for name in names),
+        links=(Link(between=names[:2], mbps=1.0),),
+    )
+    again = parse_fleet(dump_fleet(fleet))
+    assert [machine.name for machine in again.machines] == names
+    assert again.links == fleet.links
+
+
 def test_paths_take_the_site_the_link_or_the_narrower_line() -> None:
     fleet = parse_fleet(HOME)
     desk, attic, office = fleet.of(["desk", "attic-1", "office"])
@@ -164,7 +175,9 @@ ROW = {
 def test_a_hubs_nodes_become_machines() -> None:
     limited = ROW | {"node": "n2", "info": {**ROW["info"], "offer": {"upload_bps": 5e6}}}  # type: ignore[dict-item]
     lost = ROW | {"node": "n3", "state": "lost"}
-    fleet = fleet_of_nodes([ROW, limited, lost], step_s={"n1": 0.25}, failures_per_day={"n2": 2.0})
+    left = ROW | {"node": "n4", "state": "left"}
+    rows = [ROW, limited, lost, left]
+    fleet = fleet_of_nodes(rows, step_s={"n1": 0.25}, failures_per_day={"n2": 2.0})
     assert [m.name for m in fleet.machines] == ["n1", "n2"]
     assert fleet.machine("n1") == Machine(
         name="n1", step_s=0.25, gflops=88.5, memory_gb=8, up_mbps=18, down_mbps=90, latency_ms=22

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 
 import pytest
 
@@ -197,3 +198,20 @@ def test_a_delayed_result_cuts_the_period_of_a_slow_member() -> None:
     assert found[0].compute_s == pytest.approx(0.1)
     assert found[1].compute_s == pytest.approx(3 * 0.23 / 5)
     assert found[1].waiting_s == 0.0
+
+
+def test_what_is_to_be_pasted_is_toml() -> None:
+    options = {"every": 10, "delay": "auto", "nesterov": True, "outer_lr": 0.7}
+    candidate = Candidate(preset="diloco", members=("m0", 'm"1'), options=options)
+    assert tomllib.loads(candidate.toml()) == {
+        "job": {"nodes": 2, "route": "relay", "on": ["m0", 'm"1']},
+        "strategy": {"preset": "diloco", **options},
+    }
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "sparta"])
+def test_a_method_of_which_nothing_is_measured_is_refused(planner: Planner, preset: str) -> None:
+    machines = fleet(0.5, 0.5)
+    candidate = Candidate(preset=preset, members=("m0", "m1"))
+    with pytest.raises(ConfigError, match=f"nothing was measured.*{preset}"):
+        planner.predict(machines, candidate)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +28,7 @@ from atoll.group.collectives.collectives import BoundedProcessGroup, Exchanged, 
 from atoll.group.period import PeriodReport
 from atoll.group.routes.direct import DirectGroup, DirectRoute
 from atoll.group.routes.hierarchical import reduce_by_sites
-from atoll.group.routes.relay import RelayedMean, RelayExchange
+from atoll.group.routes.relay import RelayedMean, RelayExchange, decode_mean
 from atoll.group.routes.requests import ReduceRequest
 from atoll.hub.server import HubServer
 from atoll.net.dispatcher import Relayed
@@ -267,13 +268,14 @@ def by_sites(
     *,
     codec: str = "fp32",
     value: float = 1.0,
+    phase: int = 0,
 ) -> list[Exchanged | BaseException]:
     plan = site_plan(routes)
 
     def member(index: int) -> Exchanged:
         request = ReduceRequest(
             plan=plan, vector=torch.full((3000,), value), codec=make_codec(codec), weight=2.0,
-            key="x", serial=routes[index].begin(),
+            key="x", serial=routes[index].begin(), phase=phase,
         )  # fmt: skip
         return reduce_by_sites(request, me=f"w{index}", direct=routes[index], via_reducer=upstairs)
 
@@ -367,6 +369,22 @@ def test_site_refuses_a_result_that_does_not_fit(
 ) -> None:
     for error in by_sites(routes(2), lambda *_: answer):
         assert isinstance(error, PeerRefused), error
+
+
+def test_later_exchange_of_a_plan_makes_no_new_connections(
+    routes: Callable[[int], list[DirectRoute]],
+) -> None:
+    packet = make_codec("fp32").encode(torch.ones(3000), key="x")
+    answer = RelayedMean(packet, ("w0", "w1"), 1.0, 0, 0)
+    for error in by_sites(routes(2), lambda *_: answer, phase=1):
+        assert isinstance(error, PeerLost), error
+
+
+def test_a_small_result_that_names_terabytes_is_refused() -> None:
+    head = np.array([1, 2**20, 2**20], dtype="<u4").tobytes()
+    packet = Packet(head + bytes(2 * 4 * 2**20), "lowrank:1", (2**40,))
+    with pytest.raises(PeerRefused, match="not usable"):
+        decode_mean(RelayedMean(packet, ("w0",), 1.0, 0, 0), 3000, sent=0, received=0)
 
 
 def test_member_without_a_site_is_refused(routes: Callable[[int], list[DirectRoute]]) -> None:

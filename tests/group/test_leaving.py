@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from atoll.codec.registry import make_codec
-from atoll.errors import GroupLeft, HubError
+from atoll.errors import GroupError, GroupLeft, HubError
 from atoll.group.base import Group, Work
 from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import CommittedMean
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.wire.messages import Lease
+from atoll.wire.messages import Lease, Message, RoundJoin, RoundPlan
 from tests.contracts.group_suite import one_round, together, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.net.small_hub import SmallHub, answer, linked
 from tests.patience import PATIENCE_S, PROMPT_S
 
 
@@ -203,3 +204,18 @@ def test_closed_link_ends_a_waiting_join(world: Callable[..., HubWorld]) -> None
     here.links.pop("w0").close()
     with pytest.raises(HubError):
         waiting.wait(PATIENCE_S)
+
+
+def test_plan_without_this_member_keeps_no_leave_waiting() -> None:
+    def plan_others(body: Message) -> Message:
+        if not isinstance(body, RoundJoin):
+            return answer(body)
+        return RoundPlan(job="job", round=0, epoch=1, members=["w1"], route="relay")
+
+    with SmallHub() as hub, linked(hub, "job/w0") as (link,):
+        hub.answer = plan_others
+        group = HubGroup(link, job="job", member="w0", hub=hub.url, route="relay")
+        with pytest.raises(GroupError, match="without this member"):
+            group.join(PeriodReport(0, "base"))
+        assert group._decided.is_set()
+        group.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 import socket
@@ -273,6 +274,16 @@ def test_a_stopped_hub_drops_peers_that_do_not_read(tmp_path: Path) -> None:
             until(lambda: connection.transport.get_write_buffer_size() > 0)
         assert connection not in server.server_state.connections
         assert connection.transport.is_closing()
+
+
+def test_a_stopped_hub_leaves_uvicorns_log_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = HubOptions(data=tmp_path / "data", jobs=tmp_path / "runs", reducers=False)
+    with HubServer(options):
+        pass
+    logging.getLogger("uvicorn.error").error("of another server")
+    assert "of another server" in caplog.text
 
 
 def test_job_and_node_are_seen_over_rest(tmp_path: Path) -> None:

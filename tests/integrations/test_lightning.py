@@ -251,3 +251,23 @@ def test_a_member_that_joins_after_the_last_step_trains_none(tmp_path: Path, exa
     run, diary, trainer = rejoin(example, tmp_path, max_steps=6, donor=donor)
     assert not diary.rates
     assert trainer.global_step == run.step == 6
+
+
+def test_a_failed_validation_leaves_the_own_parameters(tmp_path: Path, example: Any) -> None:
+    class Failing(pl.Callback):  # type: ignore[misc,name-defined]
+        module: Any = None
+        own: Any = None
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *more: Any) -> None:
+            self.module, self.own = pl_module, vector(pl_module)
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.global_step == 3:
+                assert not torch.equal(vector(pl_module), self.own)
+                raise ZeroDivisionError
+
+    failing = Failing()
+    run = make_run(SingleGroup(), tmp_path, num_slots=1)
+    with pytest.raises(ZeroDivisionError):
+        fit(example, run, callbacks=[failing], val_check_interval=2)
+    assert torch.equal(vector(failing.module), failing.own)

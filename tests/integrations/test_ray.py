@@ -58,3 +58,12 @@ def test_a_wrong_ticket_ends_a_node_with_its_reason(cluster: None) -> None:
         ((status, lines),) = nodes.wait(timeout_s=180)
     assert status != 0
     assert any("hub" in line for line in lines)
+
+
+def test_a_node_that_ended_leaves_no_ticket_behind() -> None:
+    node = ours._Node("atoll://127.0.0.1:9/nothing", "one")
+    folder = Path(node._folder.name)
+    assert (folder / "ticket").exists()
+    status, _ = node.wait()
+    assert status != 0
+    assert not folder.exists()

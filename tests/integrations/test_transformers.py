@@ -259,3 +259,16 @@ def test_a_member_that_joins_after_the_last_step_trains_none(tmp_path: Path, exa
     run, diary, trainer = rejoin(example, tmp_path, steps=6, donor=donor)
     assert not diary.rates
     assert trainer.state.global_step == run.step == 6
+
+
+def test_a_second_training_also_ends_with_a_round(tmp_path: Path, example: Any) -> None:
+    from atoll.integrations.transformers import AtollCallback
+
+    trainer = train_alone(example, tmp_path, steps=6, eval_strategy="no")
+    trainer.args.max_steps = 9  # in the middle of a period
+    trainer.train()
+    assert trainer.state.global_step == 9
+    (ours,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, AtollCallback))
+    own = vector(trainer.model)
+    with ours._run.evaluating():
+        assert torch.equal(vector(trainer.model), own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
+from atoll.strategies.inner.host_model import HostModelOnDisk
 from tests.island.leading import Member, by_itself, count_calls, led, same, table
 from tests.island.pool import Ranks
 
@@ -181,3 +183,10 @@ def _adding() -> Any:
         return str(caught.value)
 
     return led(use, "odd", table(), {})
+
+
+def test_an_empty_vector_needs_no_disk(tmp_path: Path) -> None:
+    disk = HostModelOnDisk(tmp_path)
+    assert disk.new(0).shape == (0,)
+    disk.let_go()
+    assert disk.nbytes == 0

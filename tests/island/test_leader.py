@@ -17,6 +17,7 @@ from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.worker import SEED, Worker
 from tests.island.leading import STEPS, Member, by_itself, led, same, table
 from tests.island.pool import Ranks
+from tests.island.reference import batch_for
 
 Run = tuple[list[tuple[float, float]], dict[str, Tensor]]
 
@@ -124,6 +125,21 @@ def test_whole_matrix_optimizers_are_refused_over_shards(ranks: Ranks) -> None:
     for told in ranks.run(2, _refused, table(optimizer="muon")):
         assert "needs whole parameters" in told
         assert 'inner = "ddp"' in told
+
+
+def _left_out() -> Any:
+    def use(member: Member) -> tuple[int, int]:
+        inputs, targets = (each.clone() for each in batch_for(member.task.model))
+        targets[:, ::2] = -100
+        done = member.inner.step(member.task, (inputs, targets), member.outer)
+        return done.tokens, int((targets != -100).sum())
+
+    return led(use, "gpt", table(), {})
+
+
+def test_targets_that_are_left_out_do_not_count(ranks: Ranks) -> None:
+    counted, expected = ranks.run(1, _left_out)[0]
+    assert counted == expected
 
 
 # ------------------------------------------------------------------- what is not finite

@@ -188,6 +188,14 @@ class TestGenerate:
             ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
         assert torch.equal(written, ids)
 
+    def test_texts_differ_while_the_randomness_goes_on(self) -> None:
+        model, generator = tiny(), torch.Generator().manual_seed(9)
+        for source in (generator, None):
+            first, second = (
+                model.generate(IDS[:1, :3], tokens=20, generator=source) for _ in range(2)
+            )
+            assert not torch.equal(first, second)
+
     def test_generation_uses_only_its_own_generator(self) -> None:
         model, before = tiny(), torch.get_rng_state()
         texts = [

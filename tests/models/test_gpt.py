@@ -134,6 +134,12 @@ class TestGenerate:
         model.generate(tokens(1, 1), tokens=1)
         assert model.training
 
+    def test_model_goes_on_training_after_an_error(self) -> None:
+        model = small()
+        with pytest.raises(IndexError):
+            model.generate(torch.tensor([[11]]), tokens=1)  # no such token
+        assert model.training
+
     def test_empty_prompt_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="nothing to continue"):
             small().generate(torch.empty(1, 0, dtype=torch.int64), tokens=3)

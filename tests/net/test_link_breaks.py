@@ -10,6 +10,7 @@ import pytest
 
 from atoll.errors import AtollError, AuthError, HubUnreachable, VersionMismatch
 from atoll.net.handshake import Replaced
+from atoll.net.transport import ConnectionLost
 from atoll.wire.frames import HEADER, MAGIC, Kind, decode, encode, encode_relay
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Beat, Failure, Hello, Roster, RosterReply, Welcome, unpack
@@ -255,5 +256,24 @@ def test_only_a_patient_start_survives_a_refusal() -> None:
         hub.away = 10**9
         with pytest.raises(HubUnreachable, match="nobody answers"):
             await hub.link().start(timeout_s=0.05, patient=True)
+
+    run(scenario())
+
+
+def test_close_during_a_resume_closes_the_connection() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        asking = [asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S)) for _ in range(80)]
+        for _ in asking:
+            await peer.expect(Roster)
+        peer.transport.cut()
+        peer = await hub.welcome(resumed=True)  # it reads no more, so the resume waits
+        while link.counters.reconnects == 0:
+            await asyncio.sleep(0)
+        await link.close()
+        with pytest.raises(ConnectionLost):
+            await peer.tell(Beat())
+        await asyncio.gather(*asking, return_exceptions=True)
 
     run(scenario())

@@ -11,11 +11,16 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from atoll.errors import ConfigError, HubUnreachable
+from atoll.net.endpoint import HubEndpoint
+from atoll.net.handshake import make_hello
+from atoll.net.link import Link
 from atoll.net.proxies import unreachable
-from atoll.net.transport import ConnectionLost
+from atoll.net.transport import ConnectionLost, Transport
 from atoll.net.websocket import dial
+from atoll.wire.frames import decode, encode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES
-from tests.net.scripted import run
+from atoll.wire.messages import Done, Welcome, pack, unpack
+from tests.net.scripted import WAIT_S, run
 
 
 @contextlib.asynccontextmanager
@@ -209,3 +214,61 @@ def test_a_name_that_nobody_knows_is_named() -> None:
 def test_a_url_that_is_none_is_refused_with_the_right_form(url: str) -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT"):
         run(dial(url))
+
+
+SLOW = HubEndpoint(download_bps=1e6)
+
+
+def test_a_cancelled_receive_under_a_limit_loses_nothing() -> None:
+    sent = [encode_relay("job/w0", "job/r", bytes([number]) * 20_000) for number in range(3)]
+
+    async def tensors(connection: ServerConnection) -> None:
+        for message in sent:
+            await connection.send(message)
+
+    async def scenario() -> None:
+        received: list[bytes] = []
+        async with server(tensors) as url:
+            transport = await dial(url, endpoint=SLOW)
+            while len(received) < len(sent):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        received.append(await transport.receive())
+            await transport.close()
+        assert received == sent
+
+    run(scenario())
+
+
+def test_a_wait_for_the_limit_is_no_silence_of_the_hub() -> None:
+    tensor = encode_relay("job/w0", "job/r", bytes(60_000))  # 0.4 s at this limit
+    dials = 0
+
+    async def hub(connection: ServerConnection) -> None:
+        envelope = unpack(decode(await connection.recv(decode=False)))
+        await connection.send(pack(Welcome("v", 1000, 0.02, False), id=envelope.id, reply=True))
+        for _ in range(2):
+            await connection.send(tensor)
+        async for message in connection:
+            beat = unpack(decode(bytes(message)))  # type: ignore[arg-type]
+            await connection.send(pack(Done(), id=beat.id, reply=True))
+
+    async def scenario() -> None:
+        nonlocal dials
+        received: asyncio.Queue[int] = asyncio.Queue()
+        async with server(hub) as url:
+
+            async def connect() -> Transport:
+                nonlocal dials
+                dials += 1
+                if dials > 1:
+                    received.put_nowait(0)
+                return await dial(url, endpoint=SLOW)
+
+            link = Link(connect, make_hello("job/w0", "secret"), dead_after_s=0.2)
+            link.on_relay(lambda _, payload: received.put_nowait(len(payload)))
+            await link.start(timeout_s=WAIT_S)
+            assert [await received.get() for _ in range(2)] == [60_000] * 2
+            await link.close()
+
+    run(scenario())

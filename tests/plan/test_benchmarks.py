@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +19,9 @@ from torch import Tensor, nn
 
 from atoll.cli.main import main
 from atoll.config import JobSpec, RankPlace, dump_spec, read_spec
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, JobError
 from atoll.models import GPTConfig
-from atoll.plan.benchmarks import measure, memory_of
+from atoll.plan.benchmarks import measure, memory_of, together
 from atoll.plan.measured import Machine, Measured, UnitTimes, read_measured, write_measured
 from atoll.plan.pipelines import Request, plan_pipelines
 from atoll.plan.reductions import reductions
@@ -175,3 +178,26 @@ def test_the_command_names_what_would_fit(
     known = str(kept(tmp_path / "measured.json"))
     assert status_of(str(file), "--measured", known, "--memory", "1MB") == ConfigError.exit_code
     assert "stages that fit no offered machine" in capsys.readouterr().err
+
+
+class SentOnce:
+    """Work that only the first process gets: then the system has no room for another one."""
+
+    sent = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        self.sent += 1
+        if self.sent > 1:
+            raise OSError(errno.EAGAIN, "no more processes")
+        return SentOnce, ()
+
+
+def _wait_for_ever(work: object, place: RankPlace) -> None:
+    threading.Event().wait()
+
+
+def test_ranks_end_if_another_one_cannot_be_started() -> None:
+    before = multiprocessing.active_children()
+    with pytest.raises(JobError, match="no more processes"):
+        together(_wait_for_ever, SentOnce(), ranks=2)
+    assert multiprocessing.active_children() == before

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from atoll.errors import HubError
+from atoll.errors import HubError, QueueFull
 from atoll.queues import InMemoryChannel, QueueRegistry
 from atoll.queues.queue import INLINE_BYTES
 from tests.node.running import until
@@ -47,3 +47,26 @@ def test_many_waiting_items_are_sent_one_after_the_other() -> None:
     first.join(BOUND_S)
     assert queue.flush(timeout_s=BOUND_S)
     assert len({put.result(0.0) for put in puts}) == len(puts)
+
+
+def test_large_value_of_a_refused_put_is_released() -> None:
+    channel = InMemoryChannel()
+    queue = queues(channel).queue("q", max_items=1, overflow="reject")
+    queue.put(large(0))
+    for number in (0, 1):
+        with pytest.raises(QueueFull):
+            queue.put(large(number))
+    (item,) = queue.claim()
+    assert item.value == large(0)
+    item.ack()
+    assert not channel._blobs
+
+
+def test_large_value_of_a_repeated_key_is_released() -> None:
+    channel = InMemoryChannel()
+    queue = queues(channel).queue("q")
+    assert queue.put(large(0), key="k") == queue.put(large(1), key="k")
+    (item,) = queue.claim()
+    assert item.value == large(0)
+    item.ack()
+    assert not channel._blobs

@@ -16,7 +16,12 @@ from atoll.reducer.memory import JOB as JOB_LIMIT
 from atoll.reducer.memory import MEMBER, MemoryQuota
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.server import Reducer
-from atoll.wire.parameter_server_frames import frames, unpack_frame
+from atoll.wire.parameter_server_frames import (
+    ServerFrameHead,
+    frames,
+    pack_frame,
+    unpack_frame,
+)
 from atoll.wire.parameter_server_messages import (
     Answer,
     Ask,
@@ -189,3 +194,19 @@ def test_models_of_regions_count_before_a_server_makes_them() -> None:
     assert loaded is not None
     assert loaded.kind == "theta"
     assert servers.endpoint.held() == {"": 5 * 32}, "the vector, and two of each region"
+
+
+def test_absurd_numbers_of_a_member_do_not_end_a_server() -> None:
+    servers, members = Servers(), ["w0", "w1"]
+    for member in members:
+        servers.ask(member, Attach(1, members, want=False), 0)
+    load = Load(1, members, Setup(parameters=8), 8, version=2**64 - 1)
+    assert servers.ask("w0", load, 8) is not None
+    assert servers.ask("w1", Push(1, 0, 0, "fp32", [8]), 8) is None  # no message holds 2**64
+    for call, count in ((4, 2**62), (4, 10**9), (5, -1)):
+        head, piece = pack_frame(ServerFrameHead("look", call, count=count))
+        payload = memoryview(bytes(head) + bytes(piece))
+        servers.endpoint._receive(Relayed(f"{JOB}/w1", payload))
+    answer = servers.ask("w0", Push(0, 0, 0, "fp32", [8]), 8)
+    assert answer is not None
+    assert answer.kind == "unknown"

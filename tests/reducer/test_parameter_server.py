@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.reducer.parameter_server import Answers, ParameterServer
+from atoll.reducer.worker_clocks import WorkerClocks
 from atoll.wire.parameter_server_messages import Answer, Attach, Fetch, Idle, Load, Push, Setup
 from tests.tiers import examples
 
@@ -301,3 +302,24 @@ def test_zero_staleness_keeps_clocks_within_one(
             run.step(member, deed)
             clocks = run.finished()
             assert max(clocks) - min(clocks) <= 1
+
+
+@pytest.mark.parametrize("busy_s", [5e-324, 1e-300, 1e300, float("inf"), float("nan"), -1.0])
+def test_an_absurd_speed_changes_no_plan(busy_s: float) -> None:
+    clocks = WorkerClocks(["w0", "w1"])
+    clocks.measure("w0", 1, busy_s)
+    clocks.measure("w1", 1, 2.0)
+    assert clocks.plan("w1", 10, dynamic=True) == (10, 10)
+    assert clocks.plan("w0", 10, dynamic=True) == (10, 10)
+
+
+def test_another_codec_than_the_others_refuses_one_push_only() -> None:
+    server = loaded(Setup(mode="synchronous"), ["w0", "w1", "w2"])
+    fp16 = make_codec("fp16")
+    odd = Push(1, 0, server.version, "fp16", [ELEMENTS])
+    assert server.handle("w0", odd, fp16.encode(torch.ones(ELEMENTS))) == []
+    assert push(server, "w1", 0) == []
+    answers = {member: answer for member, answer, _ in push(server, "w2", 0)}
+    assert answers["w0"].kind == "refused"
+    assert "does not fit the others'" in answers["w0"].error["what"]
+    assert [answers[m].version for m in ("w1", "w2")] == [1, 1]

@@ -47,6 +47,13 @@ def test_a_machine_that_joins_adds_its_bytes_from_then_on() -> None:
     assert steps[3] - steps[2] > 1.2 * (steps[1] - steps[0])
 
 
+def test_a_run_that_all_leave_for_good_ends_then() -> None:
+    faults = [Fault(what="kill", machine=f"m{n}", at_s=20.0 + n) for n in range(3)]
+    found = curve(*faults)
+    assert 0 < found.end.steps < rehearsal(fleet(0.1, 0.1, 0.2))[0].steps
+    assert 20.0 < found.end.seconds < 30.0
+
+
 def test_everything_is_slower_alike() -> None:
     known = fleet(0.01, 0.01, 0.02, faults=(Fault(what="kill", machine="m2", at_s=4.0),))
     plan, load = rehearsal(known, slower=0.0, here_s=0.02)

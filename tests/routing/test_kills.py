@@ -55,6 +55,9 @@ class Mortal:
     def put_large(self, parts: Parts) -> tuple[str, int]:
         return self._inner.put_large(parts)
 
+    def release_large(self, sha256: str) -> None:
+        self._inner.release_large(sha256)
+
     def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
         return self._inner.large(sha256)
 

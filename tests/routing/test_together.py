@@ -20,7 +20,7 @@ from atoll.hub.server import HubServer
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
-from atoll.queues import Channel, HubChannel, InMemoryChannel, Queue, QueueRegistry, Topic
+from atoll.queues import Channel, HubChannel, InMemoryChannel, Item, Queue, QueueRegistry, Topic
 from atoll.routing import together
 from atoll.routing.features import FeatureModel, Features
 from atoll.routing.parts import Work
@@ -193,6 +193,26 @@ def test_a_member_that_is_asked_to_stop_leaves(channels: list[Channel], work: Wo
     assert not compute_together(place, work, merges, progress=stop)
     assert compute_together(Place(channels[1], "w1"), work, merges)
     assert np.array_equal(merges.found[0], expected(work))
+
+
+def test_a_member_that_holds_the_merge_can_be_stopped(
+    channels: list[Channel], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "WAIT_S", 0.1)
+    other, place = together._Helper(Place(channels[0], "w0"), work, 60.0), Place(channels[1], "w1")
+    other.offer()
+    (held,) = other.queue.claim(1, lease_s=60.0)
+    hold = together._Helper.hold
+
+    def stopped(self: together._Helper, merging: Item) -> None:
+        place.stopping = True
+        held.release("a member that goes on would compute it")
+        hold(self, merging)
+
+    monkeypatch.setattr(together._Helper, "hold", stopped)
+    assert not compute_together(place, work, Merges(), lease_s=60.0)
+    other.read()
+    assert set(other.parts) - set(other.found) == {held.key}
 
 
 def test_one_member_trains_the_small_model_for_all(

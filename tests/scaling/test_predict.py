@@ -131,6 +131,14 @@ def test_the_known_refit_gives_eighteen_tokens_per_parameter() -> None:
     assert "x that of the largest run" in best.notes[0]
 
 
+def test_a_best_size_without_bounds_has_an_open_interval() -> None:
+    flat = {**exact().samples, "a": [1e-4, 0.3] * 10, "b": [1e-4, 0.3] * 10}
+    flat["A"] = [50.0, 1.0] * 10
+    found = compute_optimal(dataclasses.replace(exact(), samples=flat), 1e20)
+    assert found.params_interval[1] == math.inf
+    assert found.tokens_interval[0] == 0.0
+
+
 def test_a_budget_needs_a_law_of_both() -> None:
     one = fit([p for p in world() if p.tokens == 1e9], resamples=5)
     with pytest.raises(FitError, match=r"needs a law of params and tokens.*L\(N\)"):

@@ -179,6 +179,12 @@ def test_a_table_with_an_error_is_refused_by_line(tmp_path: Path, text: str, sai
         read_points([path])
 
 
+def test_a_table_of_a_spreadsheet_may_begin_with_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("params,loss\n1e6,3\n", encoding="utf-8-sig")
+    assert read_points([path]).points[0].params == 1e6
+
+
 def test_a_table_cannot_be_mixed_with_runs(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("params,loss\n1,2\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be mixed"):

@@ -76,6 +76,11 @@ def test_a_sweep_with_an_error_is_refused(changes: dict[str, Any], said: str) ->
         make_sweep(tables(**changes), name="small")
 
 
+def test_a_key_in_no_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"name = 'small'.*tables of a job file"):
+        make_sweep({"name": "small", **tables()}, name="small")
+
+
 def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[job]\nname = 'x'\n", encoding="utf-8")

@@ -35,7 +35,8 @@ def test_owners_lend_the_same_hours_every_day() -> None:
 
 def test_a_trace_is_read_and_repeated_for_more_members(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("# who\nmember,from_s,to_s\nanna,0,60\nben,30,90\nanna,80,100\n")
+    text = "# who\nmember,from_s,to_s\nanna,0,60\nben,30,90\nanna,80,100\n"
+    path.write_text(text, encoding="utf-8-sig")  # as spreadsheets write it
     rows = ((0, 0.0, 60.0), (1, 30.0, 90.0), (0, 80.0, 100.0))
     assert read_trace(path) == rows
     assert read_trace(path, members=4)[3:] == tuple((who + 2, a, b) for who, a, b in rows)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from atoll.swarm.counts import lacking
 from atoll.swarm.leases import FIRST_LEASE_S
 from atoll.swarm.ledger import HOLD_S, Ledger
@@ -351,3 +353,13 @@ def test_a_step_waits_longer_for_a_member_that_came_too_late() -> None:
     ledger.tick(100.0 + 1.5 * HOLD_S)
     assert not ledger.counts[late.stage].closing
     assert with_state(ledger, "w2", late, 100.0 + 1.5 * HOLD_S).ready
+
+
+@pytest.mark.parametrize("row_s", [-1.0, 1e-300, 1e300])
+def test_absurd_speeds_change_nothing(row_s: float) -> None:
+    ledger = ledger_of("w0", "w1")
+    w0 = ledger.members["w0"]
+    ledger.announce("w0", SwarmAnnounce(epoch=w0.holder.epoch, row_s=0.5), 0.0)
+    ledger.announce("w0", SwarmAnnounce(epoch=w0.holder.epoch, row_s=row_s), 0.0)
+    ledger.done(SwarmDone(0, 0, 1, [], [], row_s={"w0": row_s, "w1": row_s}), 0.0)
+    assert (w0.row_s, ledger.members["w1"].row_s) == (0.5, 0.0)

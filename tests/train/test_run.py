@@ -14,6 +14,7 @@ from atoll.checkpoint import load_weights
 from atoll.errors import ConfigError, DataError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import SingleGroup
 from atoll.run import Run, join
 from atoll.run.place import Membership
 from atoll.train.results.result import as_atoll_error
@@ -207,3 +208,14 @@ def test_what_a_script_raised_is_reported_with_its_line() -> None:
     assert failure.what == "test_run.py raised KeyError: 'colour'"
     assert re.fullmatch(r"line \d+ of test_run.py", str(failure.given))
     assert str(failure.remedy).endswith("atoll logs")
+
+
+def test_items_not_stored_at_the_end_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.run.member.FLUSH_TIMEOUT_S", 0.0)
+    with make_run(SingleGroup(), tmp_path) as run:
+        queue = run.queue("narrow", max_items=1, overflow="wait")
+        queue.put(1)
+        queue.put_later(2)
+    assert "not stored" in caplog.text

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.errors import FrameTooLarge, WireError
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces, unpack_chunk
 from atoll.wire.limits import CHUNK_BYTES, MAX_RELAY_BYTES
+from atoll.wire.parameter_server_frames import ServerFrameHead, pack_frame, unpack_frame
 
 
 def head_of(packet_bytes: int, index: int, *, kind: str = "contribute") -> ChunkHead:
@@ -100,6 +101,18 @@ def test_resume_carries_no_piece_and_any_indices() -> None:
 
 
 def test_a_head_that_is_too_large_is_refused_by_the_sender() -> None:
-    head = msgspec.structs.replace(head_of(0, 0), have=list(range(70_000)))
+    head = msgspec.structs.replace(head_of(0, 0), sizes=list(range(70_000)))
     with pytest.raises(FrameTooLarge, match="head of a tensor chunk"):
         pack_chunk(head)
+
+
+def test_a_list_of_very_many_pieces_is_cut_to_fit() -> None:
+    """As for a contribution of 16 GiB after a reconnect: the rest is sent again."""
+    have = list(range(65_536))
+    head = msgspec.structs.replace(head_of(0, 0, kind="resume"), have=have)
+    again, _ = unpack_chunk(payload_of(head))
+    assert 10_000 < len(again.have) < len(have)
+    assert again.have == have[: len(again.have)]
+    whole = b"".join(pack_frame(ServerFrameHead("have", 1, have=have)))
+    listed, _ = unpack_frame(memoryview(whole))
+    assert 10_000 < len(listed.have) < len(have)

@@ -71,6 +71,8 @@ class _Printer:
 
         self._console = console
         self._member = member
+        self._member_known = not member
+        """Whether the job had a machine or member of this name; it may have moved since."""
         self._nodes: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._lines = lines
@@ -116,16 +118,18 @@ class _Printer:
                 return
 
     def _take(self, nodes: dict[str, str]) -> None:
-        """Store the machine of each member; raises ConfigError if none has the wanted name."""
+        """Store the machine of each member; raises ConfigError if none ever had the wanted name."""
         from atoll.errors import ConfigError
         from atoll.ids import machine_names
 
-        if self._member and nodes and self._member not in {*nodes, *nodes.values()}:
-            raise ConfigError(
-                "no machine or member of this job has this name",
-                given=f"--member {self._member}",
-                expected=", ".join(sorted(set(nodes.values()) - {""}) or sorted(nodes)),
-            )
+        if not self._member_known and nodes:
+            if self._member not in {*nodes, *nodes.values()}:
+                raise ConfigError(
+                    "no machine or member of this job has this name",
+                    given=f"--member {self._member}",
+                    expected=", ".join(sorted(set(nodes.values()) - {""}) or sorted(nodes)),
+                )
+            self._member_known = True
         self._nodes, self._names = nodes, machine_names(nodes)
 
     def _next_lines(

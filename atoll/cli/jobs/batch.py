@@ -47,7 +47,8 @@ def follow_batch(
         interrupts: Ends the wait.
         check: Called at every refresh; raises to give up.
         away_s: How long the hub may be unreachable.
-        on_end: Called with each job as soon as it has ended and its artifacts are there.
+        on_end: Called with each job as soon as it has ended and its artifacts are there; again
+            later if it raises HubUnreachable or DeadlineExceeded.
 
     Raises:
         HubUnreachable: the hub was unreachable for longer than that.
@@ -61,17 +62,18 @@ def follow_batch(
                 for one in watched:
                     if not one.ended:
                         one.refresh(client)
+                view.show(watched)
+                for one in watched:
+                    if one.ended and one.job not in reported:
+                        await_artifacts(client, one, interrupts)
+                        on_end(one)
+                        reported.add(one.job)
                 reached = time.monotonic()
             except (HubUnreachable, DeadlineExceeded):
                 if time.monotonic() - reached > away_s:
                     raise
-            view.show([one for one in watched if one.view])
-            for one in watched:
-                if one.ended and one.job not in reported:
-                    reported.add(one.job)
-                    await_artifacts(client, one, interrupts)
-                    on_end(one)
-            if all(one.ended for one in watched) or interrupts.sleep(REFRESH_S):
+                view.show([one for one in watched if one.view])
+            if all(one.job in reported for one in watched) or interrupts.sleep(REFRESH_S):
                 break
     return watched
 

@@ -31,6 +31,9 @@ from atoll.errors import AtollError, HubError, StorageFull, from_dict
 from atoll.node.machine.probe import Gpus
 from atoll.node.processes import process_tree
 
+LAST_OUTPUT_S = 2.0
+"""Time to read what a hub has printed before it ended."""
+
 START_TIMEOUT_S = 60.0
 """Time for the hub to answer, and then for the nodes to join: cold disks are slow."""
 
@@ -189,6 +192,8 @@ class Embedded:
         )
         if interrupts:
             raise Interrupted
+        if not lines:  # it has ended, perhaps with an error that was not read yet
+            self._reader.join(LAST_OUTPUT_S)
         if not lines:
             raise self._hub_failed()
         ready: dict[str, Any] = json.loads(lines[0])

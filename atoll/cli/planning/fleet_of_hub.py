@@ -22,6 +22,7 @@ from atoll.fleet.kept_links import keep_links
 from atoll.fleet.measured import failures_of_events, fleet_of_nodes
 from atoll.fleet.reading import dump_fleet, unmeasured
 from atoll.ids import safe_name
+from atoll.wire.states import NodeState
 
 if TYPE_CHECKING:
     from atoll.cli.jobs.jobfile import Submission
@@ -96,7 +97,7 @@ def _probed(client: HubClient, job: Path, *, probe_s: float) -> dict[str, float]
     found = {}
     for row in client.nodes():
         node = str(row["node"])
-        if row["state"] == "lost" or row["draining"]:
+        if row["state"] != NodeState.ONLINE or row["draining"]:
             continue
         alone = Overrides(
             nodes=1, preset="alone", on=[node],

@@ -11,6 +11,7 @@ from atoll import config
 from atoll.errors import AtollError, JobError
 from atoll.fleet.fleet import Link
 from atoll.fleet.kept_links import kept_links
+from atoll.wire.states import NodeState
 
 if TYPE_CHECKING:
     from atoll.net.http.client import HubClient
@@ -47,7 +48,8 @@ def links_of(client: HubClient, *, seconds: float) -> list[Link]:
     Raises:
         JobError: the job did not end in time, or failed.
     """
-    nodes = [str(r["node"]) for r in client.nodes() if r["state"] != "lost" and not r["draining"]]
+    online = [row for row in client.nodes() if row["state"] == NodeState.ONLINE]
+    nodes = [str(row["node"]) for row in online if not row["draining"]]
     if len(nodes) < 2:
         return []
     names = ", ".join(json.dumps(node) for node in nodes)
@@ -78,7 +80,7 @@ def links_of(client: HubClient, *, seconds: float) -> list[Link]:
 
 def links_between(hub: str, rows: Sequence[Mapping[str, Any]]) -> list[Link]:
     """Return the links last measured from here between the nodes of a hub that are online."""
-    online = {str(row["node"]) for row in rows if row.get("state") != "lost"}
+    online = {str(row["node"]) for row in rows if row.get("state") == NodeState.ONLINE}
     return kept_links(config.home(), hub, online, now=time.time())
 
 

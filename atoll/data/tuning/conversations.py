@@ -1,4 +1,4 @@
-"""Records as conversations, whatever their columns are called.
+"""Records as conversations, from the usual sets of columns.
 
 messages, conversations    a list of {role, content}, or of ShareGPT's {from, value}
 prompt, completion         two texts, or two lists of messages
@@ -35,11 +35,11 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     prompt: str = ""
     completion: str = ""
-    """Of plain text the whole text, with an empty prompt."""
+    """Of a plain text all of it; the prompt is empty then."""
 
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
-    """Return what a record says.
+    """Return the conversation in a record.
 
     Raises:
         DataError: it has none of the known columns, or a value of a wrong type.

@@ -30,7 +30,7 @@ class Condition:
         """Read `COLUMN OP VALUE`.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it has another form.
         """
         found = _FORM.fullmatch(text)
         number = found is not None and _number(found[3]) is not None
@@ -44,7 +44,7 @@ class Condition:
         return cls(found[1], found[2], found[3])
 
     def holds(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record meets it; without the column, or with another kind, not."""
+        """Return whether a record meets it; False if the column is missing or of another kind."""
         given = record.get(self.column)
         if given is None:
             return False

@@ -31,5 +31,5 @@ class ExampleOptions:
 
     @property
     def judged(self) -> bool:
-        """Whether an answer has a label; the second one of a row is to another prompt."""
+        """Whether answers have labels; the second answer of a row is then to another prompt."""
         return self.objective == "kto"

@@ -80,9 +80,9 @@ class Rows:
     ) -> None:
         """Pack the examples ``ids[bounds[e] : bounds[e + 1]]`` of `order`.
 
-        With `pairs`, an example is two of them, 2e and 2e + 1, in a row of their own: a preferred
-        answer and another one. With `good`, ``(examples,)``, an answer with that label, and its
-        prompt with the answer to another one.
+        With `pairs`, example `e` is the two sequences 2e and 2e + 1, in a row of their own: the
+        preferred answer and the other one. With `good` too, ``(examples,)``, they are a labelled
+        answer, and its prompt with the answer to another prompt.
         """
         self._ids, self._trained, self._bounds = tokens
         self.length = length

@@ -54,7 +54,7 @@ class Judged:
 
     @property
     def prompt(self) -> object:
-        """What it answers."""
+        """The messages, or the text, before the answer."""
         return self.conversation.messages[:-1] or self.conversation.prompt
 
     def with_answer_of(self, other: Judged) -> Conversation:

@@ -29,15 +29,15 @@ class Quality:
     unreadable: int = 0
     """Records without known columns, or that the template refuses."""
     filtered: int = 0
-    """That do not meet a condition of `keep`."""
+    """Records that do not meet a condition of `keep`."""
     equal: int = 0
     similar: int = 0
     short: int = 0
-    """With fewer trained tokens than wanted, after truncation."""
+    """Examples with fewer trained tokens than `min_answer_tokens`, after truncation."""
     long: int = 0
     """Pairs of answers that do not fit into the context."""
     good: int = 0
-    """With a label that says so."""
+    """Answers that are labelled as good."""
     labelled: bool = False
     truncated: int = 0
     """Longer than the context; their end was cut off. Plain texts are split instead."""
@@ -85,7 +85,10 @@ class Repeated:
     """Recognises examples that are equal or similar to an earlier one."""
 
     def __init__(self, *, equal: bool, similar: float) -> None:
-        """`similar`: least Jaccard similarity of two examples' shingles; 0: not compared.
+        """Compare examples.
+
+        `equal` and `similar` choose how; `similar` is the least Jaccard similarity of two examples'
+        shingles that counts, 0: none is compared.
 
         Raises:
             ConfigError: comparing needs `datasketch`, which is not installed.
@@ -138,5 +141,5 @@ def _index(similarity: float) -> Any:
 
 
 def text_of(messages: Sequence[dict[str, str]], *plain: str) -> str:
-    """Return what an example says, for the comparison of texts."""
+    """Return the text of an example, for the comparison of texts."""
     return "\n".join([*(message["content"] for message in messages), *plain])

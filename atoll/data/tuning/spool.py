@@ -71,7 +71,7 @@ class Spool:
             quality.first_error = quality.first_error or f"(record {quality.records}): {error}"
 
     def end(self) -> None:
-        """Say that there are no more records."""
+        """Write the answers that still wait for one to another prompt: no more records come."""
         for one, rendered, source in self._waiting:  # all of them have the same prompt
             self._keep_judged(one, rendered, source, other=self._latest or one)
         self._waiting = []

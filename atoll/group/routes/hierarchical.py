@@ -90,6 +90,7 @@ def reduce_by_sites(
         meeting,
         lambda wires: weighted_mean(wires, vector, codec=codec, weight=request.weight, key=key),
         serial=request.serial,
+        anew=request.phase == 0,
     )
     answer: RelayedMean | AtollError | None = None
     if me == site[0]:

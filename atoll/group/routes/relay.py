@@ -323,14 +323,19 @@ def _refusal(piece: memoryview) -> AtollError:
 
 def decode_mean(mean: RelayedMean, elements: int, *, sent: int, received: int) -> Exchanged:
     """Decode a mean of the reducer; raises PeerRefused for values or lengths that are wrong."""
+    if mean.packet.num_elements != elements:  # before they are allocated
+        raise PeerRefused(
+            "the result of a round is not usable",
+            given=f"{mean.packet.num_elements} values", expected=f"{elements} values",
+        )  # fmt: skip
     try:
         vector = make_codec(mean.packet.codec).decode(mean.packet)
     except AtollError as error:
         raise PeerRefused("the result of a round cannot be decoded", given=str(error)) from error
-    if vector.numel() != elements or not is_finite(vector):
+    if not is_finite(vector):
         raise PeerRefused(
             "the result of a round is not usable",
-            given=f"{vector.numel()} values, not all finite", expected=f"{elements} finite values",
+            given=f"{elements} values, not all finite", expected=f"{elements} finite values",
         )  # fmt: skip
     digest = result_digest(mean.packet.data, mean.contributors)
     return Exchanged(vector, mean.contributors, mean.weight, digest, sent, received)

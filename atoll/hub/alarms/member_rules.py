@@ -264,7 +264,10 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
             continue
         if job.state == JobState.FAILED:  # its members stopped at different steps
             continue
-        found = compare({name: m.end for name, m in job.members.items() if m.end})
+        try:
+            found = compare({name: m.end for name, m in job.members.items() if m.end})
+        except Exception:  # what one member reports must not hide the findings of other jobs
+            continue
         for member in found.odd:
             text = f"{job.who(member)} ended with parameters that differ from the rest of its group"
             nodes = {name: one.node for name, one in job.members.items()}

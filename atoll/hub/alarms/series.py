@@ -200,7 +200,7 @@ class Trend:
         if span_s < LEAST_SPAN_S or self._var_t <= 0 or self._var_x <= 0:
             return None
         slope = self._covariance / self._var_t
-        fits = self._covariance**2 / (self._var_t * self._var_x)
-        if slope >= 0 or fits < LEAST_R2:
+        fits = slope * (self._covariance / self._var_x)  # no power: it raises for huge values
+        if not (slope < 0 and fits >= LEAST_R2):  # NaN, too
             return None
         return max(0.0, -self.last / slope)

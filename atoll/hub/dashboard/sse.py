@@ -43,6 +43,8 @@ _FIRST_EVENTS = 300
 ROUNDS_LATE_S = 3.0
 """How long after a verdict in memory its row is looked for in the database."""
 _GZIP_WBITS = 31
+MAX_ID = 2**63 - 1
+"""Largest integer of SQLite."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -116,7 +118,7 @@ class Cursors:
         name, _, numbers = text.rpartition(":")
         with contextlib.suppress(ValueError):
             points, events, rounds, lines = (int(part) for part in numbers.split(","))
-            if name == job:
+            if name == job and max(points, events, rounds, lines) <= MAX_ID:
                 cursors.points, cursors.events = points, events
                 cursors.rounds, cursors.lines = rounds, lines
         return cursors

@@ -9,23 +9,31 @@ from email.utils import formatdate
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
-from atoll.config.writing import without_secrets
 from atoll.errors import AuthError, HubError
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
-from atoll.hub.http.jobs import job_of
+from atoll.hub.http.jobs import job_of, text_for_viewers
 from atoll.hub.http.middleware import MAX_SPEED_BYTES
 from atoll.hub.jobs.record import code_of
 from atoll.hub.paths.service import RECORD_NAME as PATHS_RECORD
 from atoll.hub.quotas.ledger import Holder
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
-from atoll.hub.storage.files import ARTIFACTS
+from atoll.hub.storage.files import ARTIFACTS, is_log, plain
 from atoll.hub.verification.service import COMMITMENTS_NAME
 from atoll.hub.verification.service import FOLDER as STATES
 from atoll.hub.verification.service import RECORD_NAME as VERIFICATION_RECORD
-from atoll.wire.manifest import MANIFEST_NAME
+from atoll.wire.manifest import (
+    MANIFEST_NAME,
+    SHARED_PART,
+    checkpoint_folder,
+    member_part,
+    piece_file,
+)
 
 _BLOCK = bytes(64 * 1024)
+
+_ROUNDS = checkpoint_folder(0).removesuffix("000000")
+"""Beginning of the names of all checkpoints."""
 
 _RECORDS = frozenset(("job.toml", PATHS_RECORD, VERIFICATION_RECORD))
 """Files besides logs and manifests that only the hub writes."""
@@ -37,12 +45,22 @@ _UNREAD = frozenset((COMMITMENTS_NAME, VERIFICATION_RECORD))
 async def put_file(request: Request, context: Context) -> Response:
     """PUT /api/jobs/J/files/PATH: store a file; `X-Sha256` is checked."""
     job, name = job_of(request, context), str(request.path_params["path"])
-    own = name in _RECORDS or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
-    if own and not name.startswith(ARTIFACTS):
+    compared = plain(name)
+    manifest = compared.rpartition("/")[2] == MANIFEST_NAME and not compared.startswith(ARTIFACTS)
+    if compared in _RECORDS or manifest or is_log(name):
         raise HttpRefused(403, AuthError("only the hub writes this file", given=name))
-    if name.startswith(f"{STATES}/"):
+    if compared.startswith(f"{STATES}/"):
         raise HttpRefused(403, AuthError("states of a verification go another way", given=name))
     identity = identity_of(request)
+    if identity.member and not _written_by(identity.member, context, job, compared):
+        raise HttpRefused(
+            403,
+            AuthError(
+                "a member does not write the artifacts and parts of others",
+                given=f"{identity.member}: {name}",
+                expected="its own part of a checkpoint, a shared one, or a file of another name",
+            ),
+        )
     if identity.role == "node" and not _left_by(identity.name, context, job, name):
         raise HttpRefused(
             403,
@@ -65,6 +83,16 @@ def announced_bytes(request: Request) -> int:
     return int(text) if text.isdecimal() and len(text) < 19 else 0
 
 
+def _written_by(member: str, context: Context, job: str, compared: str) -> bool:
+    """Return whether a member may write a file: which stage or module it saves may change."""
+    if compared.startswith(ARTIFACTS):
+        return compared.startswith(f"{ARTIFACTS}{plain(member)}/")
+    if not compared.startswith(_ROUNDS):
+        return True
+    pieces = [piece_file(n) for n in range(context.stores.jobs.get(job).spec.parts_saved)]
+    return compared.rpartition("/")[2] in (pieces or [plain(member_part(member)), SHARED_PART])
+
+
 def _left_by(node: str, context: Context, job: str, name: str) -> bool:
     """Return whether a file is an artifact of a process that ran on this node last."""
     member, _, inside = name.removeprefix(ARTIFACTS).partition("/")
@@ -77,13 +105,14 @@ async def get_file(request: Request, context: Context) -> Response:
     """GET or HEAD /api/jobs/J/files/PATH: stream a file; supports ranges."""
     job, name = job_of(request, context), str(request.path_params["path"])
     role = identity_of(request).role
-    if role == "job" and (name in _UNREAD or name.startswith(f"{STATES}/")):
+    compared = plain(name)
+    if role == "job" and (compared in _UNREAD or compared.startswith(f"{STATES}/")):
         raise HttpRefused(403, AuthError("members do not read this file", given=name))
     info = await context.stores.files.stat(job, name)
     if info is None:
         raise HttpRefused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
-    if name == "job.toml" and role == "viewer":
-        text = without_secrets(context.stores.jobs.get(job).text)
+    if compared == "job.toml" and role == "viewer":
+        text = text_for_viewers(context.stores.jobs.get(job))
         return PlainTextResponse(text, headers={"x-content-type-options": "nosniff"})
     headers = {
         "last-modified": formatdate(info.modified, usegmt=True),

@@ -8,12 +8,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atoll.config import JobSpec
 from atoll.config.writing import without_secrets
 from atoll.errors import HubError
 from atoll.hub.http.context import Context, JobDeleter
 from atoll.hub.http.endpoint import HttpRefused, Json, audit_more, body_as, identity_of, number
 from atoll.hub.http.views import job_row, job_view
-from atoll.hub.jobs.record import job_facts
+from atoll.hub.jobs.record import Job, job_facts
+
+NOT_READ = JobSpec()
+"""The spec of records with a job file that this version cannot read."""
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -91,23 +95,30 @@ async def submit(request: Request, context: Context) -> Response:
     return Json({"job": job.job}, status_code=201)
 
 
-def shown_to(request: Request, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the view without what the sender of a request may not see."""
-    if identity_of(request).role != "viewer":
-        return view
-    return view | {"spec": without_secrets(view["spec"])}
+def text_for_viewers(job: Job) -> str:
+    """Return a job's file without its secrets, from the spec that was parsed when it was stored."""
+    return without_secrets(job.text, job.spec if job.spec != NOT_READ else None)
+
+
+def view_for(request: Request, context: Context, job: str) -> dict[str, Any]:
+    """Return the view of a job without what the sender of a request may not see."""
+    view = view_of(context, job)
+    if identity_of(request).role == "viewer":
+        view |= {"spec": text_for_viewers(context.stores.jobs.get(job))}
+    return view
 
 
 async def list_jobs(request: Request, context: Context) -> Response:
     """GET /api/jobs: every job, newest first; `?brief=1` omits specs and members."""
-    views = [shown_to(request, view_of(context, job.job)) for job in context.stores.jobs.list()]
-    brief = request.query_params.get("brief") == "1"
-    return Json([job_row(view) for view in views] if brief else views)
+    jobs = [job.job for job in context.stores.jobs.list()]
+    if request.query_params.get("brief") == "1":
+        return Json([job_row(view_of(context, job)) for job in jobs])
+    return Json([view_for(request, context, job) for job in jobs])
 
 
 async def show_job(request: Request, context: Context) -> Response:
     """GET /api/jobs/J: one job."""
-    return Json(shown_to(request, view_of(context, job_of(request, context))))
+    return Json(view_for(request, context, job_of(request, context)))
 
 
 async def stop(request: Request, context: Context) -> Response:

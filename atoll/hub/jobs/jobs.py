@@ -269,27 +269,29 @@ class Jobs:
         check_encryption(spec)
         self._copies.check(spec.checkpoint.to)
         await self._check_secrets(spec)
-        if spec.job.nodes != record.nodes_wanted:
-            record.data_slots = 0  # the data is sharded anew
-        return await self._store_spec(record, spec)
+        anew = spec.job.nodes != record.nodes_wanted  # the data is sharded anew
+        return await self._store_spec(record, spec, data_slots=0 if anew else record.data_slots)
 
     async def scale(self, job: str, *, least: int, most: int, data_slots: int) -> Job:
         """Change how many members a job has; its data is split into `data_slots`."""
         record = self.get(job)
         table = dataclasses.replace(record.spec.job, nodes=most, min_nodes=least)
-        record.data_slots = 0 if data_slots == most else data_slots
-        return await self._store_spec(record, dataclasses.replace(record.spec, job=table))
+        spec = dataclasses.replace(record.spec, job=table)
+        slots = 0 if data_slots == most else data_slots
+        return await self._store_spec(record, spec, data_slots=slots)
 
-    async def _store_spec(self, record: Job, spec: JobSpec) -> Job:
+    async def _store_spec(self, record: Job, spec: JobSpec, *, data_slots: int) -> Job:
         """Store a changed job file."""
-        job, record.spec, record.text = record.job, spec, dump_spec(spec)
-        encoded, written = _record(record), record.text
+        job, written = record.job, dump_spec(spec)
+        with restored_on_error(record, ("spec", "text", "data_slots")):
+            record.spec, record.text, record.data_slots = spec, written, data_slots
+            encoded = _record(record)
 
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE jobs SET spec = ? WHERE job = ?", (written, job))
-            _update(connection, job, encoded)
+            def write(connection: sqlite3.Connection) -> None:
+                connection.execute("UPDATE jobs SET spec = ? WHERE job = ?", (written, job))
+                _update(connection, job, encoded)
 
-        await self._database.write(write)
+            await self._database.write(write)
         path = self.folder(job) / "job.toml"
         await asyncio.to_thread(path.write_text, written, encoding="utf-8", newline="\n")
         return record

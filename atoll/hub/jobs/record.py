@@ -20,6 +20,7 @@ from atoll.hub.jobs.descriptions import (
     describe_roles,
     describe_work,
 )
+from atoll.hub.storage.files import plain
 from atoll.ids import check_name, is_follower, member_id
 from atoll.rounds.timing import RoundTimings
 from atoll.wire.states import JobState, MemberState
@@ -305,7 +306,7 @@ def check_files(files: dict[str, str]) -> None:
     for name in files:
         with contextlib.suppress(ConfigError):
             check_name("file", name.lower())
-            if name not in reserved:
+            if plain(name) not in reserved:
                 continue
         raise ConfigError(
             "this file name cannot be sent with a job",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,18 +89,36 @@ class Access:
         """
         auth = self._stores.auth
         tickets = await auth.tickets_of(node)
-        if not await auth.revoke_node(node):
+        known = node in auth.names("node")
+        if known:
+            try:
+                await auth.revoke_node(node)
+            finally:  # also when the database fails: the token is forgotten in memory
+                await self._end_sessions(node)
+        # Last, so that a failure leaves no session open; a second try then finds only these.
+        if not await self.certificates.revoke(node) and not known:
             raise unknown("node", node, auth.names("node"))
-        await self.certificates.revoke(node)
-        for job in self._stores.jobs.list():
-            for member in job.processes if job.state == JobState.RUNNING else ():
-                if member.node == node and member.live:
-                    await auth.revoke_member(job.job, member.member)
-                    self._sessions.end(session_id(job.job, member.member))
-                    self._limiter.cut("job", job.job, member.member)
+        return tickets
+
+    async def _end_sessions(self, node: str) -> None:
+        """Close the sessions of a node and its processes, whose tokens are revoked too."""
         self._sessions.end(node)
         self._limiter.cut("node", node)
-        return tickets
+        processes = [
+            self._end_process(job.job, process.member)
+            for job in self._stores.jobs.list()
+            if job.state == JobState.RUNNING
+            for process in job.processes
+            if process.node == node and process.live
+        ]
+        await asyncio.gather(*processes)
+
+    async def _end_process(self, job: str, member: str) -> None:
+        try:
+            await self._stores.auth.revoke_member(job, member)
+        finally:
+            self._sessions.end(session_id(job, member))
+            self._limiter.cut("job", job, member)
 
     async def revoke_ticket(self, id: str) -> list[str]:
         """Revoke a ticket and the logins made with it; return their names.

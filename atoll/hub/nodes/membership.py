@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -60,7 +60,7 @@ class Membership:
         self._checkpoints = checkpoints
         self._clock = clock
         self._book = NodeStore(stores.database)
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.nodes: dict[str, Node] = {}
         self.changed: Callable[[str], Awaitable[None]] = _ignore
         """Called with the job of a member that ended, or with "" for a node."""
@@ -166,7 +166,7 @@ class Membership:
 
     async def member_opened(self, session: Session) -> None:
         """Record that a member's process connected."""
-        async with self._locks[session.job]:
+        async with self._lock_of(session.job):
             record = self._record(session.job, session.member)
             if record is None or not (record.live or record.state == MemberState.LOST):
                 return
@@ -187,7 +187,7 @@ class Membership:
             HubError: the job is not running.
             AuthError: the session is not that of a member of the job.
         """
-        async with self._locks[session.job]:
+        async with self._lock_of(session.job):
             job = self._jobs.get(session.job)
             record = job.members.get(session.member)
             if record is None:
@@ -206,7 +206,7 @@ class Membership:
 
     async def leaving(self, session: Session, body: Leaving) -> None:
         """Record that a member leaves permanently: rounds no longer wait for it."""
-        async with self._locks[session.job]:
+        async with self._lock_of(session.job):
             record = self._record(session.job, session.member)
             if record is None or not record.live:
                 return
@@ -231,7 +231,7 @@ class Membership:
 
     async def finished(self, session: Session, body: Finished) -> None:
         """Record the result that a member reports; repeating it changes nothing."""
-        async with self._locks[session.job]:
+        async with self._lock_of(session.job):
             record = self._record(session.job, session.member)
             if record is None:
                 return
@@ -275,7 +275,7 @@ class Membership:
         """Decide what the exit of a process means for its member."""
         if body.exit_code == 0:
             await self._hear_last_words(body.job, body.member)
-        async with self._locks[body.job]:
+        async with self._lock_of(body.job):
             record = self._process(body.job, body.member)
             unheard = is_follower(body.member) or self._jobs.get(body.job).silent
             if record is None or body.attempt not in (0, record.attempt):
@@ -310,7 +310,7 @@ class Membership:
 
     async def give_up(self, job: str, member: str) -> None:
         """Mark a member as stopped if its node did not report its end in time."""
-        async with self._locks[job]:
+        async with self._lock_of(job):
             record = self._record(job, member)
             if record is None or not record.live:
                 return
@@ -321,7 +321,7 @@ class Membership:
 
     async def fail(self, job: str, member: str, *, error: dict[str, str]) -> None:
         """Fail a member permanently, whatever its own process reports."""
-        async with self._locks[job]:
+        async with self._lock_of(job):
             record = self._record(job, member)
             if record is None or record.state == MemberState.DONE or record.error == error:
                 return
@@ -333,7 +333,7 @@ class Membership:
 
     async def _lose(self, job: str, member: str, why: str, *, incarnation: str = "") -> None:
         """Mark a live member as lost, if it is still the same process."""
-        async with self._locks[job]:
+        async with self._lock_of(job):
             record = self._process(job, member)
             if record is None or not record.live:
                 return
@@ -354,6 +354,13 @@ class Membership:
         await self.changed(job)
 
     # ------------------------------------------------------------------------ look-ups
+
+    def _lock_of(self, job: str) -> asyncio.Lock:
+        """Return the lock of a job; it exists while a task holds it or waits for it."""
+        lock = self._locks.get(job)
+        if lock is None:
+            lock = self._locks[job] = asyncio.Lock()
+        return lock
 
     def _record(self, job: str, member: str) -> Member | None:
         try:

@@ -59,7 +59,9 @@ class HubSampler:
     async def _condense(self) -> None:
         """Thin the points of jobs that ended a while ago."""
         before = self._clock.wall() - CONDENSED_AFTER_S
-        for job in self._stores.jobs.list():
+        jobs = self._stores.jobs.list()
+        self._condensed.intersection_update(job.job for job in jobs)  # others are deleted
+        for job in jobs:
             over = job.over and job.ended is not None and job.ended < before
             if over and job.job not in self._condensed:
                 await self._stores.metrics.condense(job.job)

@@ -303,10 +303,14 @@ class Metrics:
             "SELECT id, round FROM points WHERE job = ? AND member = ? AND kept = 1 ORDER BY id",
             (job, member),
         ).fetchall()
-        stride = 2
-        while sum(round_ % stride == 0 for _, round_ in rows) > MAX_HELD_OUT // 2:
+        stride, highest = 2, max(abs(round_) for _, round_ in rows)
+        while stride <= highest and (
+            sum(round_ % stride == 0 for _, round_ in rows) > MAX_HELD_OUT // 2
+        ):
             stride *= 2
         gone = [id_ for id_, round_ in rows[:-1] if round_ % stride]
+        if len(rows) - len(gone) > MAX_HELD_OUT:  # of a member that takes part in no rounds
+            gone = [id_ for id_, _ in rows[1 : len(rows) // 2 : 2]]
         _delete(connection, gone)
         self._counts[job, member, 1] = len(rows) - len(gone)
 

@@ -28,6 +28,9 @@ CREATE TABLE IF NOT EXISTS node_traffic (
 
 SENT, RECEIVED = "sent_bytes", "received_bytes"
 
+MOST_BYTES = 1e15
+"""Of one process; a larger or negative count is a lie or NaN, and would spoil its node's total."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
@@ -144,7 +147,8 @@ class Traffic:
 
 
 def _newest(points: Sequence[Point], name: str, known: float) -> float:
-    return max((point.values[name] for point in points if name in point.values), default=known)
+    counts = (point.values.get(name, -1.0) for point in points)
+    return max((count for count in counts if 0.0 <= count <= MOST_BYTES), default=known)
 
 
 def _plus(point: Point, past: Mapping[str, float]) -> Point:

@@ -46,7 +46,7 @@ def as_message(fields: object, kind: type[M]) -> M:
         found = msgspec.convert(filled, kind, builtin_types=())
         msgspec.msgpack.encode(found)  # rejects lone surrogates, which JSON allows
         return found
-    except (msgspec.ValidationError, TypeError, ValueError) as error:
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise _wrong(error) from error
 
 

@@ -170,7 +170,7 @@ class _Connection:
             fields = _object(message)
             id_ = fields.pop("id", None)
             verb = fields.pop("do", "")
-            if verb not in VERBS:
+            if not isinstance(verb, str) or verb not in VERBS:
                 raise unknown("verb", str(verb)[:50], VERBS)
             if len(self._open) >= MAX_OPEN:
                 raise HubError("too many open requests", expected=f"at most {MAX_OPEN}")

@@ -118,8 +118,13 @@ class Topics:
                 expected="one that has read from it",
             )
         if seq > position:
-            positions[subscription] = seq
-            await self._queues.backend(topic).set_position(topic, subscription, seq)
+            positions[subscription] = seq  # at once, so that an older one does not replace it
+            try:
+                await self._queues.backend(topic).set_position(topic, subscription, seq)
+            except BaseException:  # not stored: a repeated request must store it
+                if positions.get(subscription) == seq:
+                    positions[subscription] = position
+                raise
 
     async def _open(self, topic: str) -> dict[str, int]:
         """Return the positions of a topic's subscriptions; creates a new topic."""

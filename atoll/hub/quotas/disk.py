@@ -83,14 +83,20 @@ class DiskMeter:
             self._used.pop(job, None)
             self._looked_at.pop(job, None)
             self._stored.pop(job, None)
+            self._looking.pop(job, None)  # what it finds is not kept
 
     async def measure(self, job: str) -> int:
         """Measure the bytes of a job; calls at the same time share one measurement."""
         looking = self._looking.get(job)
         if looking is None:
             looking = self._looking[job] = asyncio.ensure_future(self._look(job))
-            looking.add_done_callback(lambda _: self._looking.pop(job, None))
+            looking.add_done_callback(lambda done: self._looked(job, done))
         return await asyncio.shield(looking)
+
+    def _looked(self, job: str, done: asyncio.Future[int]) -> None:
+        with self._lock:
+            if self._looking.get(job) is done:
+                del self._looking[job]
 
     async def _look(self, job: str) -> int:
         for _ in range(LOOKS):
@@ -100,7 +106,8 @@ class DiskMeter:
                 break
         nbytes += await self._database.read(lambda connection: _output_bytes(connection, job))
         with self._lock:
-            self._used[job], self._looked_at[job] = nbytes, self._clock.monotonic()
+            if self._looking.get(job) is asyncio.current_task():  # else it was deleted meanwhile
+                self._used[job], self._looked_at[job] = nbytes, self._clock.monotonic()
         return nbytes
 
     @contextlib.asynccontextmanager

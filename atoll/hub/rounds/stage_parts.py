@@ -13,6 +13,7 @@ import msgspec
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.storage.files import Files
 from atoll.hub.storage.merged_model import merged_model
+from atoll.wire.malformed import MALFORMED
 from atoll.wire.manifest import (
     ABOUT,
     ABOUT_NAME,
@@ -52,7 +53,7 @@ class StageParts:
         """Return the history of a checkpoint, see `SwarmPlace`; 0: the first, or no checkpoint."""
         path = self.path(job, round_, piece_file(0))
         text = (await asyncio.to_thread(read_metadata, path)).get(HISTORY, "")
-        return int(text) if text.isdecimal() else 0
+        return int(text) if text.isdecimal() and len(text) < 19 else 0
 
     async def complete(
         self, job: str, round_: int, parts: Sequence[ManifestPart]
@@ -76,7 +77,9 @@ class StageParts:
             msgspec.structs.replace(held[name], member=f"stage{stage}")
             for stage, name in enumerate(names)
         ]
-        about = metadata[0].get(ABOUT, "").encode() or msgspec.json.encode({"step": round_})
+        about = metadata[0].get(ABOUT, "").encode()
+        if not _is_about(about):
+            about = msgspec.json.encode({"step": round_})
         await self.files.write(job, f"{checkpoint_folder(round_)}/{ABOUT_NAME}", about)
         digest = hashlib.sha256(about).hexdigest()
         entries.append(
@@ -92,3 +95,12 @@ class StageParts:
         paths = [self.path(job, round_, name) for name in self.names(job)]
         merged = merged_model(paths, {**texts, **numbers})
         await self.files.put(job, MODEL_NAME, merged, limited=False)
+
+
+def _is_about(text: bytes) -> bool:
+    """Return whether a member's description of a checkpoint can be read at the end of the job."""
+    try:
+        msgspec.json.decode(text, type=About)
+    except MALFORMED:
+        return False
+    return True

@@ -71,21 +71,23 @@ class NodeCertificates:
         await self._database.write(write)
         return signed.pem
 
-    async def revoke(self, node: str) -> None:
-        """Revoke every certificate of a node."""
+    async def revoke(self, node: str) -> bool:
+        """Revoke every certificate of a node; return whether one was valid until now."""
         now = self._clock.wall()
 
-        def write(connection: sqlite3.Connection) -> list[str]:
-            connection.execute(
+        def write(connection: sqlite3.Connection) -> tuple[list[str], bool]:
+            changed = connection.execute(
                 "UPDATE auth_certificates SET revoked = ? WHERE node = ? AND revoked IS NULL",
                 (now, node),
-            )
+            ).rowcount
             rows = connection.execute(
                 "SELECT serial FROM auth_certificates WHERE node = ?", (node,)
             )
-            return [serial for (serial,) in rows]
+            return [serial for (serial,) in rows], changed > 0
 
-        self._revoked.update(await self._database.write(write))
+        serials, changed = await self._database.write(write)
+        self._revoked.update(serials)
+        return changed
 
     def check(self, identity: Identity, scope: Mapping[str, Any]) -> None:
         """Check that a node connected by TLS presents its own certificate.

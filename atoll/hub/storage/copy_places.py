@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,8 +29,10 @@ class CopyPlaces:
         if not url or (separator and scheme in NETWORK and "::" not in url):
             return
         path = rest if separator else url
-        # Resolves links and `..`, with and without decoding `%2e`: drivers differ.
-        real = {Path(path).resolve(), Path(unquote(path)).resolve()}
+        bare = path.removeprefix("file:").removeprefix("local:")  # schemes without slashes
+        # Resolves links, `~` and `..`, with and without decoding `%2e`: drivers differ.
+        texts = {path, unquote(path), bare, unquote(bare)}
+        real = {Path(one).resolve() for text in texts for one in (text, expanduser(text))}
         opened = [folder.resolve() for folder in self.folders]
         inside = all(any(one.is_relative_to(folder) for folder in opened) for one in real)
         if inside and "::" not in url and (not separator or scheme in ("file", "local")):

@@ -58,6 +58,17 @@ class FileInfo(msgspec.Struct, frozen=True):
 FileList = list[FileInfo]
 
 
+def plain(name: str) -> str:
+    """Return a file's name for comparisons: some file systems ignore case, and dots at its end."""
+    return "/".join(part.rstrip(".") for part in name.casefold().split("/"))
+
+
+def is_log(name: str) -> bool:
+    """Return whether a file is one to which the hub appends lines."""
+    name = plain(name)
+    return name.endswith(".jsonl") and not name.startswith(ARTIFACTS)
+
+
 class Files:
     """The files of all jobs, under one folder."""
 
@@ -165,7 +176,7 @@ class Files:
             return None
         if not path.is_file():
             return None
-        if name.endswith(".jsonl") and not name.startswith(ARTIFACTS):  # still grows
+        if is_log(name):  # still grows
             return FileInfo(name, status.st_size, "", status.st_mtime)
         row = await self._database.read(
             lambda connection: connection.execute(

@@ -2,11 +2,11 @@
 
 The model is built twice, by the same code. The first time large tensors get no memory (torch's meta
 device), which shows the model's structure, and from which operations each tensor follows. The
-second time the operations that the wanted tensors follow from compute; all other large ones do not.
-Only those that draw random numbers do, into memory that is freed at once, so that what comes after
-them gets the numbers that it gets in a whole model. Small tensors always compute: code may look at
-their values. Code that looks at those of large ones (`trunc_normal_`, which draws again what is out
-of range) gets them as long as they are among the newest; see `recent.py`.
+second time only operations that the wanted tensors follow from are computed, and those that draw
+random numbers: their results are freed at once, but what comes after them gets the same numbers as
+in a whole model. Small tensors are always computed: code may look at their values. Code that looks
+at values of large tensors (`trunc_normal_`, which draws again what is out of range) gets them as
+long as they are among the newest; see `recent.py`.
 
 Most memory in use: the wanted tensors, and the largest tensor that is initialised. The time is that
 of initialising the whole model.

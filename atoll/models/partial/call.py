@@ -54,12 +54,12 @@ class Call:
 
     @property
     def creates(self) -> bool:
-        """Whether it makes a tensor of nothing."""
+        """Whether it makes a tensor without being given one."""
         return not self.given and any(a.name == "device" for a in self.func._schema.arguments)
 
     @property
     def looks(self) -> bool:
-        """Whether it returns a number of Python."""
+        """Whether it returns no tensor but a Python value, which code may look at."""
         return not any("Tensor" in str(r.type) for r in self.func._schema.returns)
 
     def new(self, outputs: Any) -> list[Tensor]:
@@ -98,7 +98,7 @@ class Call:
 
 
 def key_of(tensor: Tensor) -> int:
-    """Return what names a tensor's memory as long as it is there."""
+    """Return a key of a tensor's storage, unique while the storage exists."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,4 +1,4 @@
-"""How the operations are seen that build a model."""
+"""Dispatch modes that see every operation that builds a model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _new(call: Call, computed: Any, outputs: Any) -> list[Tensor]:
 
 
 class _AsIfHere(TorchFunctionMode):
-    """Tensors on meta say that they are in main memory: some code leaves out what is on meta."""
+    """Tensors on meta report the CPU as their device: some code skips tensors on meta."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -98,6 +98,6 @@ class _AsIfHere(TorchFunctionMode):
 
 @contextmanager
 def as_if_here() -> Iterator[None]:
-    """Let tensors on meta say that they are in main memory."""
+    """Let tensors on meta report the CPU as their device."""
     with _AsIfHere():
         yield

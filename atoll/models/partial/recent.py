@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.models.partial.call import key_of
 
 KEPT = 8
-"""Values are kept of as many bytes as so many of the largest tensors have."""
+"""Values are kept up to the size of so many of the largest tensor."""
 
 
 class RecentValues:

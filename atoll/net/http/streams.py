@@ -59,7 +59,7 @@ def write_verified(target: Path, source: Iterable[bytes], *, sha256: str) -> str
 
     Raises:
         CheckpointCorrupt: the hash is not `sha256` (empty: any).
-        StorageFull: the disk is full.
+        StorageFull: the disk is full, or the quota of this user is used up.
     """
     digest = hashlib.sha256()
     with _full_disk_named(target):
@@ -95,8 +95,9 @@ def _full_disk_named(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise StorageFull(
-            "the disk is full", given=str(target), remedy="free some disk space and try again"
-        ) from error
+            "the disk is full", given=f"{target} ({error.strerror})",
+            remedy="free some disk space and try again",
+        ) from error  # fmt: skip

@@ -120,11 +120,7 @@ class ActorQueue:
         with self._condition:
             items = [arrived.item for arrived in self._line]
             self._line.clear()
-        for item in items:
-            try:
-                item.release("the critic ends")
-            except AtollError as error:
-                log.debug("could not give back %s: %s", item.key, error)
+        self._release(items, "the critic ends")
 
     def _fill(self) -> None:
         with self._condition:
@@ -133,14 +129,25 @@ class ActorQueue:
                 self._condition.wait(WAIT_S)
                 return
         items = self._queue.claim(room, lease_s=LEASE_S, wait_s=WAIT_S)
-        for item in items:
-            arrived = self._open(item)
+        for number, item in enumerate(items):
+            try:
+                arrived = self._open(item)
+            except Exception:  # otherwise they would come again only when their leases end
+                self._release(items[number:], "its content could not be fetched")
+                raise
             with self._condition:
                 self._line.append(arrived)
         self.empties += not items
         if items:
             self.received_at = time.monotonic()
             self._wake()
+
+    def _release(self, items: Sequence[Item], reason: str) -> None:
+        for item in items:
+            try:
+                item.release(reason)
+            except AtollError as error:
+                log.debug("could not release %s: %s", item.key, error)
 
     def _open(self, item: Item) -> Arrived:
         try:

@@ -21,7 +21,7 @@ from atoll.rl.algorithms.replay import ReplayBuffer
 from atoll.rl.algorithms.targets import Evaluates, Targets, corrected_targets, own_targets
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.environments.spaces import TaskSpec
-from atoll.rl.nets.optimizer import adam, limit_gradients, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.nets.optimizer import adam, limited_step, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.nets.value import Encoder, ValueNet
 from atoll.rl.nets.value_heads import OWN, UNCONDITIONED, ValueHead, ValueHeads
 from atoll.rl.state_saver import load_module, parts_of, prefixed
@@ -310,8 +310,8 @@ class Critic:
                 errors = (self.net(inputs, used, which) - goals).square()
                 optimizer.zero_grad(set_to_none=True)
                 (0.5 * (errors * part.weights).sum()).backward()
-                limit_gradients(parameters, max_norm=self.rl.max_norm)
-                optimizer.step()
+                if not limited_step(optimizer, parameters, max_norm=self.rl.max_norm):
+                    continue
                 shares = (errors.detach() * part.weights).split([len(i) for i in part.rows])
                 total += torch.stack([share.sum() for share in shares]) * len(rows)
                 steps += 1

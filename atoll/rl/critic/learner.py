@@ -196,8 +196,11 @@ class PoliciesLearner:
         self._critic.add_policy(spec)
         self._learner.add_policy(spec)
         self._tasks[spec.policy] = spec
-        # Module names must not contain dots; policy names may.
-        self.module[spec.policy.replace(".", "_")] = self._learner.learners[spec.policy].policy
+        # Module names must not contain dots, nor be those of methods; policy names may.
+        name = spec.policy.replace(".", ":")
+        while hasattr(self.module, name):
+            name += ":"
+        self.module[name] = self._learner.learners[spec.policy].policy
 
     def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
         """Improve the policies of these trajectories, and the critic."""

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,9 +89,12 @@ def make_environment(table: PolicyTable, *, render: bool = False) -> Environment
             # process.
             warnings.simplefilter("ignore", DeprecationWarning)
             made = _made(table, {"render_mode": "rgb_array"} if render else {})
-        if is_parallel(made):
-            return ManyAgents(made, name=table.env)
-        return SingleAgent(made, name=table.env)
+        with ExitStack() as after_error:
+            after_error.callback(getattr(made, "close", lambda: None))
+            kind = ManyAgents if is_parallel(made) else SingleAgent
+            environment: Environment = kind(made, name=table.env)
+            after_error.pop_all()
+        return environment
     except AtollError:
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,18 @@ class VectorEnv:
         self, table: PolicyTable, *, count: int, seed: int, policy: int = 0, actor: int = 0,
         joint: bool = False,
     ) -> None:  # fmt: skip
-        self.environments: list[Environment] = [make_environment(table) for _ in range(count)]
+        self.environments: list[Environment] = []
+        with ExitStack() as after_error:
+            after_error.callback(self.close)
+            for _ in range(count):
+                self.environments.append(make_environment(table))
+            self._set_up(table, count=count, joint=joint, identity=(seed, policy, actor))
+            after_error.pop_all()
+
+    def _set_up(
+        self, table: PolicyTable, *, count: int, joint: bool, identity: tuple[int, int, int]
+    ) -> None:
+        """Begin the first episode of every environment."""
         one = self.environments[0]
         self.agents, self.actions, self.joint = one.agents, one.actions, joint
         self.count = count * one.agents
@@ -80,7 +92,7 @@ class VectorEnv:
         self.unrepeatable = 0
         """Episodes whose replay ended in another observation."""
         self._name = table.name
-        self._identity = (seed, policy, actor)
+        self._identity = identity
         self._rows = [slice(e * self.agents, (e + 1) * self.agents) for e in range(count)]
         self._episodes = [0] * count
         self._lost = [False] * count
@@ -157,8 +169,9 @@ class VectorEnv:
 
     def close(self) -> None:
         """Close the environments."""
-        for environment in self.environments:
-            environment.close()
+        with ExitStack() as closing:  # the others are closed also if one raises
+            for environment in self.environments:
+                closing.callback(environment.close)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the unfinished episodes: numbers, actions since the reset, and observations."""

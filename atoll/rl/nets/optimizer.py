@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -10,6 +11,8 @@ from torch.optim import Optimizer
 
 from atoll.devices.optimizers import has_fused
 from atoll.errors import CheckpointCorrupt
+
+log = logging.getLogger(__name__)
 
 EPSILON = 1e-5
 """Added to Adam's denominator: larger than torch's own, as is usual for policies."""
@@ -29,17 +32,31 @@ def set_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 @torch.no_grad()
-def limit_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float) -> None:
-    """Scale the gradients so that their global norm is at most `max_norm`.
+def limit_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float) -> Tensor:
+    """Scale the gradients so that their global norm is at most `max_norm`; return what it was.
 
     `nn.utils.clip_grad_norm_` for a few small tensors on a CPU in half the time (16 instead of 36
     us for six tensors): one concatenation instead of a norm per tensor.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.cat([gradient.flatten() for gradient in gradients])
+    )
     scale = (max_norm / (norm + 1e-6)).clamp_(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale)
+    return norm
+
+
+def limited_step(
+    optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, max_norm: float
+) -> bool:
+    """Limit the gradients and take a step; return False, without one, if they are not finite."""
+    if not limit_gradients(parameters, max_norm=max_norm).isfinite():
+        log.warning("an optimizer step was left out: its gradients are not finite")
+        return False
+    optimizer.step()
+    return True
 
 
 def annealed(lr: float, *, done: int, total: int, anneal: bool) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,10 @@ from atoll.data import PretrainedTokenizer, make_tokenizer
 from atoll.errors import ConfigError
 from atoll.models import GPT, build_model
 from atoll.models.causal_lm import CausalLM
-from atoll.queues import Topic
+from atoll.queues import Entry, Subscription, Topic
 from atoll.rl import seeds
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
+from atoll.rl.channel.latest import WAIT_S as POLL_S
 from atoll.rl.channel.messages import decode_snapshot, encode_snapshot
 from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import load_module
@@ -225,7 +227,7 @@ def shared_start_model(
         return beginning
     topic = run.topic(TOPIC, max_items=1)
     reader = topic.subscribe(f"{run.member}.{TOPIC}", start="oldest")
-    entry = reader.newest() if run.slot == 0 else reader.newest(wait_s=wait_s)
+    entry = reader.newest() if run.slot == 0 else _awaited(reader, run, wait_s)
     if entry is not None:
         _load(beginning, decode_snapshot(entry.value))
         return beginning
@@ -236,6 +238,15 @@ def shared_start_model(
         return None
     topic.publish(encode_snapshot(beginning.model.state_dict()))
     return beginning
+
+
+def _awaited(reader: Subscription, run: TopicProvider, wait_s: float) -> Entry | None:
+    """Wait for the start model; short requests, so that a stop ends the wait soon."""
+    deadline = time.monotonic() + wait_s
+    entry = None
+    while entry is None and not run.stopping and (left_s := deadline - time.monotonic()) > 0:
+        entry = reader.newest(wait_s=min(left_s, POLL_S))
+    return entry
 
 
 def _load(beginning: StartModel, tensors: Mapping[str, Tensor]) -> None:

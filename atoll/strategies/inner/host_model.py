@@ -165,6 +165,8 @@ class HostModelOnDisk:
 
 def _reserve(descriptor: int, nbytes: int) -> None:
     """Allocate a file's blocks: a full disk raises an error now instead of a signal later."""
+    if not nbytes:  # posix_fallocate refuses 0
+        return
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, nbytes)
     else:

@@ -11,6 +11,7 @@ from atoll.errors import LossNotFinite
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.strategies.base import Outer, StepResult, extend_history_hash
 from atoll.strategies.inner.host_model import HostModel
+from atoll.strategies.inner.local import count_targets
 from atoll.strategies.inner.worker import GRADIENTS, STEP, UPDATE, Stepped
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
@@ -52,7 +53,7 @@ class IslandLeader:
         done: Stepped = self._broadcaster.call(verb, batch, **rates)
         if not (done.updated or done.overflowed):
             raise _refused(task, done)
-        tokens = batch[1].numel()
+        tokens = count_targets(batch[1])
         task.tokens += tokens
         task.losses.add(done.loss if done.updated else None)
         task.overflowed, task.skipped = done.overflowed, False

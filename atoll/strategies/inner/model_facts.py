@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.task import is_inexact
 
 Criterion = Callable[[Any, Tensor], Tensor]
 
@@ -29,22 +30,22 @@ def criterion_of(model: nn.Module) -> Criterion:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers that a model's checkpoints contain, by name."""
+    """Return the inexact buffers that a model's checkpoints contain, by name."""
     saved = model.state_dict(keep_vars=True).keys()
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name in saved and buffer.is_floating_point()
+        if name in saved and is_inexact(buffer)
     }
 
 
 def untrained_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's frozen parameters and saved buffers that are not floating-point, by name."""
+    """Return a model's frozen parameters and saved buffers that are not inexact, by name."""
     saved = model.state_dict(keep_vars=True).keys()
     frozen: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     counts = {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name in saved and not buffer.is_floating_point()
+        if name in saved and not is_inexact(buffer)
     }
     return frozen | counts

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.devices.choose import CPU
 from atoll.strategies.inner.base import DATA_AXES, sum_over_data
+from atoll.strategies.vectors.flat import real_view
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
@@ -80,7 +81,8 @@ def average_changes(
     ranks = math.prod(mesh.shape[names.index(axis)] for axis in DATA_AXES)
     if ranks == 1 or not before:
         return
-    now = list(buffers)
+    now = [real_view(buffer) for buffer in buffers]
+    before = [real_view(buffer) for buffer in before]
     changes = torch.cat([(a - b).flatten() for a, b in zip(now, before, strict=True)])
     sum_over_data(changes, mesh).div_(ranks)
     pieces = torch.split(changes, [buffer.numel() for buffer in now])

@@ -89,6 +89,11 @@ class OneBitAdamOuter(GradientRounds[Value]):
         self._steps = 0
         self._momentum, self._divisor, self._error, self._owed = (self._gradient[:0],) * 4
 
+    @property
+    def can_grow(self) -> bool:  # type: ignore[override]
+        """Whether the warm-up lasts: afterwards new parameters would have no variance."""
+        return not self._frozen
+
     # ----------------------------------------------------------------------------- a round
 
     def prepare(self, task: Task, gradient: Tensor) -> Exchanging[Value]:

@@ -175,14 +175,24 @@ class ParameterServerClient:
             DeadlineExceeded: a server was unreachable for too long.
         """
         deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
+        ask, cancelled = Attach(anchor, members=list(members), want=not members), threading.Event()
+        works = [  # at once: a server may hold back its answer until others have come to all
+            Work.start(
+                partial(self._entered, ask, n, loading, deadline, cancelled), name=f"attach-{n}"
+            )
+            for n in range(len(self._shards))
+        ]
+        try:
+            return self._attached(works, patient=patient)
+        finally:
+            cancelled.set()  # the others would ask beside the next requests
+
+    def _attached(
+        self, works: Sequence[Work[ServerRequest | None]], *, patient: bool
+    ) -> PulledState | None:
+        """Return the servers' answers to an attach; see :meth:`attach`."""
         pulled = PulledState([0] * len(self._shards))
-        ask = Attach(anchor, members=list(members), want=not members)
-        for number, work in enumerate(
-            [  # at once: a server may hold back its answer until others have come to all of them
-                Work.start(partial(self._entered, ask, n, loading, deadline), name=f"attach-{n}")
-                for n in range(len(self._shards))
-            ]
-        ):
+        for number, work in enumerate(works):
             request = self._wait(work)
             if request is None and patient:
                 raise DeadlineExceeded(
@@ -196,13 +206,23 @@ class ParameterServerClient:
         return pulled
 
     def _entered(
-        self, ask: Attach, number: int, loading: Loading, deadline: float
+        self,
+        ask: Attach,
+        number: int,
+        loading: Loading,
+        deadline: float,
+        cancelled: threading.Event,
     ) -> ServerRequest | None:
-        """Return a server's answer to an attach; None if it is unreachable until the deadline."""
-        while True:
+        """Return a server's answer to an attach.
+
+        None if it is unreachable until the deadline, or if the attach is cancelled.
+        """
+        while not cancelled.is_set():
             try:
                 request = self._group.ask_server(ask, server=number).wait()
                 if request.answer.kind == "load":
+                    if cancelled.is_set():  # the anchor may be replaced by now
+                        return None
                     shard, setup, progress = loading(number)
                     load, packet = _load(ask, shard, setup, progress)
                     request = self._group.ask_server(load, packet, server=number).wait()
@@ -213,7 +233,8 @@ class ParameterServerClient:
                 log.warning("parameter server %s: %s", number, error)
                 if self._clock.monotonic() >= deadline:
                     return None
-                threading.Event().wait(PAUSE_S)
+                cancelled.wait(PAUSE_S)
+        return None
 
     def push(
         self,

@@ -188,6 +188,7 @@ class ParameterServerState(OuterDefaults, ABC):
                 given=f"{theta.numel()} elements on {servers} servers",
                 expected=f"{self._anchor.numel()} elements on {self._num_servers} servers",
             )
+        self._check_rules(state)
         self._anchor.copy_(theta)
         self._start.copy_(state.get("own.pulled", theta))
         for number, (vectors, scalars) in enumerate(self._rules):
@@ -206,6 +207,21 @@ class ParameterServerState(OuterDefaults, ABC):
             names = bytes(state["shared.members"].tolist()).decode()
             self._members = tuple(filter(None, names.split("\0")))
             self._load_counters([int(value) for value in state["own.counters"].tolist()])
+
+    def _check_rules(self, state: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError unless a state has the vectors and numbers of the servers' rules."""
+        for number, (vectors, scalars) in enumerate(self._rules):
+            start = f"{_RULE}{number}."
+            own = {start + name: vector.shape for name, vector in vectors.items()}
+            own[f"{start}numbers"] = torch.Size([len(scalars)])
+            given = {name: value.shape for name, value in state.items() if name.startswith(start)}
+            if given != own:
+                raise ConfigError(
+                    "this state belongs to another update rule of the servers",
+                    given=", ".join(f"{name} {tuple(given[name])}" for name in sorted(given)),
+                    expected=", ".join(f"{name} {tuple(own[name])}" for name in sorted(own)),
+                    remedy="keep the servers' optimizer, or start from the parameters alone",
+                )
 
     def _load_counters(self, numbers: list[int]) -> None:
         self._weigher.load(torch.tensor(numbers[:2]))

@@ -85,9 +85,7 @@ def broadcast_start(
         try:
             with exactly(round_client.group):
                 copied = round_client.run(task, copying.exchange, base=base)
-        except GroupError as error:
-            if "weight" not in str(error):
-                raise
+        except LeaderLost:
             log.warning("%s was lost while it gave its parameters; asking again", leader)
             continue
         rounds.append(copied)
@@ -95,6 +93,10 @@ def broadcast_start(
         names = [name for name, differs in zip(state, copying.differs, strict=True) if differs]
         log.info("members started with different values; all take those of %s: %s", leader, names)
         return copying.apply(copied, flat), rounds
+
+
+class LeaderLost(GroupError):
+    """The member that gives its values was lost, so that only weights of 0 were left."""
 
 
 class _Copying:
@@ -120,7 +122,14 @@ class _Copying:
         mean, squares = found.tensors
         self.differs = (mean.square() != squares).view(-1, 8).any(1).tolist()
         own = words(self._chosen()) if any(self.differs) else torch.zeros(1)
-        copied = self._mean([own], weight=float(self._group.me == self._leader))
+        try:
+            copied = self._mean([own], weight=float(self._group.me == self._leader))
+        except GroupError as error:
+            if type(error) is not GroupError:  # e.g. PeerLost: the round is tried again
+                raise
+            raise LeaderLost(
+                "the member that gives its values did not contribute", given=self._leader
+            ) from error
         return replace(
             copied,
             digest=together([found.digest.encode(), copied.digest.encode()]).hex(),

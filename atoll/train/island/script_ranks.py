@@ -46,6 +46,8 @@ class RankMessage:
     stopping: bool = False
     unsettled: bool = False
     """Members have come, gone or been left behind since this process began."""
+    takes_over: bool = False
+    """The member continues a run: it joined late, or the job was resumed."""
     midway: bool = False
     """The place is not over: do the own optimizer's step, then return here."""
     skipped: bool = False

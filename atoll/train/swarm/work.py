@@ -6,12 +6,14 @@ on a thread of the channel, which only puts an event into that queue.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
@@ -34,14 +36,23 @@ from atoll.wire.swarm import (
     pack_head,
 )
 
+log = logging.getLogger(__name__)
+
 SEND_S = 60.0
 """Time limit of handing a microbatch to the next member."""
+MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
+"""What the modules of a stage raise on inputs of a wrong shape or type."""
+MOST_MISFITS = 16
+"""A stage that has computed nothing yet fails with its own error after so many of them."""
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]
 """Returns inputs and targets of a microbatch: a pure function of step and index. Those above the
 step's are held out."""
 Report = Handed | Broken
 _heads = msgspec.msgpack.Decoder(list[TensorHead])
+
+
+_Form = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,10 @@ class StageWork:
     _tasks: deque[_Task] = field(default_factory=deque)
     _attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step and newest attempt by lease."""
+    _fitted: _Form = ()
+    """Form of the last inputs from another member that were computed."""
+    _misfits: int = 0
+    """Inputs that could not be computed, before the first that could."""
 
     @property
     def stage(self) -> int:
@@ -171,11 +186,13 @@ class StageWork:
         held_out: HeldOutSum | None = None
         try:
             if task.work.evaluates:
-                (found, held_out), back = self._evaluate(task), False
+                with self._refusing_misfits(task):
+                    (found, held_out), back = self._evaluate(task), False
             elif task.backward:
                 found, back = self._backward(task), True
             else:
-                found, back = self._forward(task)
+                with self._refusing_misfits(task):
+                    found, back = self._forward(task)
         except PeerRefused as error:
             self._broken(task.work, self.stage, error)
             return True
@@ -192,6 +209,31 @@ class StageWork:
         else:
             self._pass_on(work, found, report)
         return True
+
+    @contextmanager
+    def _refusing_misfits(self, task: _Task) -> Iterator[None]:
+        """Refuse inputs from another member that the stage cannot compute.
+
+        An error is the stage's own if inputs of this form were computed before, or if memory is
+        exhausted.
+        """
+        form = tuple((t.shape, t.dtype) for t in task.tensors or () if t is not None)
+        try:
+            yield
+        except MISFITS as error:
+            own = form in ((), self._fitted) or isinstance(error, torch.OutOfMemoryError)
+            self._misfits += not self._fitted
+            if own or self._misfits >= MOST_MISFITS:
+                raise
+            log.warning("inputs of a microbatch were refused: %s", error, exc_info=True)
+            self.runner.drop(key_of(task.work))
+            raise PeerRefused(
+                f"stage {self.stage} cannot compute the inputs of a microbatch",
+                given=" and ".join(f"{kind} {tuple(shape)}" for shape, kind in form),
+                expected=" and ".join(f"{kind} {tuple(shape)}" for shape, kind in self._fitted)
+                or None,
+            ) from error
+        self._fitted = form or self._fitted
 
     def _evaluate(self, task: _Task) -> tuple[Sequence[Tensor], HeldOutSum | None]:
         """Return the outputs, or of the last stage what it measured; nothing is kept."""

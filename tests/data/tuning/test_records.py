@@ -82,6 +82,7 @@ CHAT = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
         ({"prompt": [CHAT[0]], "completion": [CHAT[1]]}, Conversation(messages=CHAT)),
         ({"instruction": "a", "input": "", "output": "b"}, Conversation(messages=CHAT)),
         ({"question": "a", "answer": "b"}, Conversation(messages=CHAT)),
+        ({"": "7", "question": "a", "answer": "b"}, Conversation(messages=CHAT)),
         ({"text": "b"}, Conversation(completion="b")),
     ],
 )
@@ -96,7 +97,9 @@ def test_known_columns_make_a_conversation(
     [
         ({"x": 1}, "no known columns"),
         ({"messages": [{"role": "cook", "content": "a"}]}, "cook"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, "role in messages"),
         ({"messages": [{"role": "user", "content": 1}]}, "content in messages"),
+        ({"instruction": ["a"], "output": "b"}, "instruction of a record"),
         ({"messages": "a"}, "a list of messages"),
     ],
 )

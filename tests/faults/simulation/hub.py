@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from atoll.errors import AtollError, WireError
 from atoll.hub import app
 from atoll.hub.alarms.store import Alarms
+from atoll.hub.housekeeping import Housekeeping
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
@@ -145,7 +146,7 @@ class HubLife(Process):
 
     async def _begin(self) -> None:
         await self.hub.scheduler.restart()
-        self.hub.tasks.start(self.hub._housekeeping(), name="housekeeping")
+        self.hub.tasks.start(Housekeeping(self.hub).run(), name="housekeeping")
         self.ready = True
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -143,6 +143,13 @@ def test_a_minute_says_nothing_about_an_hour() -> None:
     assert LEAST_SPAN_S > 64
 
 
+def test_absurd_figures_of_a_node_are_not_foreseen() -> None:
+    trend = Trend()
+    for number in range(100):
+        trend.add(number * 8.0, 1e200 * (1.0 - number / 200))
+    assert trend.full_in_s() is None
+
+
 # -------------------------------------------------------------------------------------- clocks
 
 

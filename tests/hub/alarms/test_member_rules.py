@@ -268,3 +268,19 @@ def test_final_parameter_mismatch_is_found() -> None:
     assert end({"w0": ("a", 9), "w1": ("a", 9), "w2": ("b", 4)}) == []
     assert end({"w0": ("a", 9), "w1": ("", 9)}) == []
     assert end({"w0": ("a", 9), "w1": ("b", 9)}, alone=True) == []
+
+
+@pytest.mark.parametrize("lie", [{"stage": "x"}, {"digest": ["a"]}, {"modules": 3}])
+def test_an_absurd_result_hides_no_mismatch_of_another_job(lie: dict[str, Any]) -> None:
+    def ended(name: str, ends: list[dict[str, Any]]) -> Any:
+        known = {
+            f"w{n}": MemberFacts(member=f"w{n}", node="n", state="done", end=end)
+            for n, end in enumerate(ends)
+        }
+        return job(job=name, state="done", ended=START - 5, members=known)
+
+    same = {"digest": "a", "rounds": 9}
+    of_liar = ended("lies", [{**same, **lie}, same, same])
+    honest = ended("honest", [same, same, {**same, "digest": "b"}])
+    found = rule("replica-mismatch").find(facts(of_liar, honest))
+    assert [(f.job, f.member) for f in found] == [("honest", "w2")]

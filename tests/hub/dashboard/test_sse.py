@@ -404,6 +404,8 @@ def test_ages_rest_between_steps(seconds: float | None, shown: int | None) -> No
     assert coarse_age(seconds) == shown
 
 
-@pytest.mark.parametrize("text", ["", "x", "other:1,2,3,4", "j:1,2,3", "j:a,b,c,d", ":::"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "other:1,2,3,4", "j:1,2,3", "j:a,b,c,d", ":::", f"j:1,{2**63},3,4"]
+)
 def test_an_id_that_is_no_cursor_starts_afresh(text: str) -> None:
     assert str(Cursors.read(text, "j")) == "j:0,-1,-1,-1"

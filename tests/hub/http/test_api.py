@@ -165,12 +165,31 @@ def test_files_go_in_and_out_with_their_hash(client: httpx.Client) -> None:
     "name",
     [
         *("job.toml", "metrics.jsonl", "checkpoints/r/manifest.json"),
-        *("paths.json", "verification.json"),
+        *("paths.json", "verification.json", "JOB.TOML", "Verification.json", "x.JSONL"),
+        *("checkpoints/r/Manifest.json", "VERIFICATION/0-0", "job.toml."),
     ],
 )
 def test_files_of_the_hub_itself_cannot_be_put(client: httpx.Client, name: str) -> None:
     job = submit(client)
     error_of(client.put(f"/api/jobs/{job}/files/{name}", content=b"x"), 403)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("artifacts/w0/a", 201), ("artifacts/w1/a", 403), ("ARTIFACTS/w1/a", 403),
+     ("checkpoints/round-000001/w0.safetensors", 201),
+     ("checkpoints/round-000001/shared.safetensors", 201),
+     ("checkpoints/round-000001/w1.safetensors", 403),
+     ("checkpoints/Round-000001/W1.safetensors", 403),
+     ("checkpoints/round-000001/rank-00000.safetensors", 403), ("model.safetensors", 201)],
+)  # fmt: skip
+def test_a_member_writes_its_own_artifacts_and_parts(
+    hub: HubServer, client: httpx.Client, name: str, status: int
+) -> None:
+    job = submit(client)
+    token = hub.call(stores_of(hub).auth.issue_job_token(job, member="w0", attempt=1))
+    with client_with(hub, token) as worker:
+        assert worker.put(f"/api/jobs/{job}/files/{name}", content=b"x").status_code == status
 
 
 def test_change_at_which_the_hub_failed_is_in_the_audit_log(

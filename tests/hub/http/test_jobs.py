@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError, HubError
+from atoll.hub.http.jobs import text_for_viewers
+from atoll.hub.jobs.record import Job
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Done, ProcessState
@@ -16,6 +18,7 @@ from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import launches, options
 from tests.hub.peer import node
 from tests.patience import PATIENCE_S
+from tests.security.conftest import login
 
 COMMAND = '[job]\nname = "c"\ncommand = ["true"]\npriority = 3\n'
 
@@ -90,3 +93,22 @@ def test_long_poll_returns_next_event_or_times_out(hub: HubServer, client: HubCl
         client.stop(job, grace_s=0.0)
         kinds = [event["kind"] for event in pending.result(timeout=PATIENCE_S)["events"]]
     assert kinds[0] in ("stopping", "stopped")
+
+
+def test_viewers_see_no_secrets_and_no_job_file_is_parsed(
+    hub: HubServer, client: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = client.submit(COMMAND + '[launch]\nenv = ["NAME=value-42"]\n')
+    parsed: list[str] = []
+    monkeypatch.setattr("atoll.config.writing.parse_spec", parsed.append)
+    with HubClient(hub.url, login(hub, "viewer")) as viewer:
+        shown = [viewer.job(job)["spec"], *(view["spec"] for view in viewer.jobs())]
+        assert viewer.jobs(brief=True)[0]["job"] == job
+    assert not parsed
+    assert len(shown) == 2
+    assert all("NAME=(hidden)" in text and "value-42" not in text for text in shown)
+
+
+def test_viewers_see_nothing_of_a_file_that_cannot_be_read() -> None:
+    text = '[job]\nnods = 2\n[launch]\nenv = ["NAME=value-42"]\n'
+    assert "value-42" not in text_for_viewers(Job(job="job-1", created=0.0, text=text))

@@ -53,6 +53,10 @@ def test_a_change_that_is_not_stored_has_not_happened(tmp_path: Path) -> None:
             await stores.jobs.set_state(job.job, JobState.RUNNING)
         with pytest.raises(Exception, match="jobs"):
             await stores.jobs.update(job.job, paused="by hand", committed_round=3)
+        with pytest.raises(Exception, match="jobs"):
+            await stores.jobs.scale(job.job, least=1, most=9, data_slots=4)
+        with pytest.raises(Exception, match="jobs"):
+            await stores.jobs.replace_spec(job.job, SPEC.replace("nodes = 2", "nodes = 7"))
         assert msgspec.structs.astuple(job) == before
         await stores.database.write(lambda c: c.execute("ALTER TABLE away RENAME TO jobs"))
         await stores.jobs.set_state(job.job, JobState.RUNNING)
@@ -127,8 +131,10 @@ def test_times_follow_the_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.py", "a/b.py", "/etc/passwd", ".hidden", "job.toml", "metrics.jsonl", "", "a\0"]
-)
+    "name",
+    ["../x.py", "a/b.py", "/etc/passwd", ".hidden", "job.toml", "Job.TOML", "metrics.jsonl", "",
+     "a\0"],
+)  # fmt: skip
 def test_files_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     async def test(stores: Stores) -> None:
         with pytest.raises(ConfigError, match="cannot be sent"):

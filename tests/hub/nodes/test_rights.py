@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.wire.messages import Acked, Failure, LogLines, ProcessState
+from atoll.wire.messages import Acked, Failure, Leaving, LogLines, ProcessState
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import Running, job_of
+from tests.hub.nodes.test_membership import Running, job_of, until
 
 
 def test_member_reports_neither_exit_nor_output_of_another(running: Running) -> None:
@@ -18,3 +18,9 @@ def test_member_reports_neither_exit_nor_output_of_another(running: Running) -> 
         assert "belongs to another" in answer.error["what"]
     assert job_of(running.hub, running.job).members["w1"].live
     assert w0.request(LogLines(running.job, "w0", 1, ["its own"])) == Acked(1)
+
+
+def test_no_lock_of_a_job_stays(running: Running) -> None:
+    assert running.hub.hub is not None
+    running.members[0].request(Leaving("test"))
+    until(lambda: not len(running.hub.hub.membership._locks))  # type: ignore[union-attr]

@@ -167,6 +167,16 @@ def test_nodes_are_sampled_and_their_number_bounds_the_cost(tmp_path: Path) -> N
     with_stores(tmp_path, test)
 
 
+def test_condensed_jobs_are_forgotten_once_deleted(tmp_path: Path) -> None:
+    async def test(stores: Any) -> None:
+        recording = HubSampler(stores, clock=VirtualClock())
+        recording._condensed.add("deleted")
+        await recording.tick([])
+        assert not recording._condensed
+
+    with_stores(tmp_path, test)
+
+
 def test_a_month_of_100_nodes_stays_below_a_gigabyte(tmp_path: Path) -> None:
     """Two nodes for a month, each with a member of a new job every day; then times fifty.
 
@@ -272,5 +282,22 @@ def test_held_out_points_of_all_members_are_thinned_alike(
         assert by_member[0] == by_member[1]
         assert 5 <= len(by_member[0]) <= 21
         assert by_member[0][-1] == 100
+
+    with_stores(tmp_path, test)
+
+
+def test_held_out_points_without_rounds_are_thinned_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that takes part in no rounds reports round 0, which every stride divides."""
+    monkeypatch.setattr("atoll.hub.observability.metrics.MAX_HELD_OUT", 20)
+
+    async def test(stores: Any) -> None:
+        for n in range(1, 101):
+            one = Point(float(n), n, 0, {"held_out_loss": 2.0})
+            await stores.metrics.add("j", "w0", incarnation="i", seq=n, points=[one])
+        steps = [p["step"] for p in await stores.metrics.read("j", limit=5000)]
+        assert (steps[0], steps[-1]) == (1, 100)
+        assert 15 <= len(steps) <= 21
 
     with_stores(tmp_path, test)

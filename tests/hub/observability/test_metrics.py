@@ -13,6 +13,7 @@ import pytest
 from atoll.errors import LimitReached
 from atoll.hub.observability import point_cursors
 from atoll.hub.observability.metrics import MAX_NAMES, Metrics
+from atoll.hub.observability.traffic import Bytes
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
 from tests.hub.durable import with_stores
@@ -143,5 +144,19 @@ def test_a_failed_write_is_repeated_without_a_second_line(tmp_path: Path) -> Non
         assert [item["values"] for item in await stores.metrics.read("j")] == [{"new": 2.0}]
         lines = (tmp_path / "jobs" / "j" / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == 1
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.parametrize("lie", [math.nan, math.inf, -1.0, 1e300])
+def test_counts_that_cannot_be_do_not_spoil_a_nodes_total(tmp_path: Path, lie: float) -> None:
+    async def test(stores: Stores) -> None:
+        points = [point(1, sent_bytes=5.0, received_bytes=lie), point(2, sent_bytes=lie)]
+        assert (
+            await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=points, node="lap1")
+            == 2
+        )
+        assert stores.metrics.traffic.of_node("lap1") == Bytes(5.0, 0.0)
+        assert stores.metrics.traffic.of_job("j") == Bytes(5.0, 0.0)
 
     with_stores(tmp_path, test)

@@ -76,6 +76,8 @@ def test_answers_come_as_they_are_ready(hub: HubServer) -> None:
     ("text", "what"),
     [
         ('{"id": 1, "do": "steal"}', "verb"),
+        ('{"id": 1, "do": ["put"]}', "verb"),
+        ('{"id": 1, "do": {}}', "verb"),
         ('{"id": 1, "do": "put", "queue": 5, "value": 1}', "body of the request"),
         ('{"id": 1, "do": "put", "queue": "pool/x", "value": 1, "payload": ""}', "body"),
         ('{"id": 1, "do": "put", "queue": "pool/x", "payload": "%%"}', "body"),

@@ -10,17 +10,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.clock import VirtualClock
 from atoll.errors import LimitReached, QueueFull
+from atoll.hub.quotas import disk as disk_module
 from atoll.hub.quotas.ledger import Holder
 from atoll.hub.quotas.limits import Kind, Quotas
 from atoll.hub.storage.blobs import UNHELD_S
 from atoll.hub.stores import Stores, open_stores
 from atoll.wire.messages import QueueEntry, QueueOptions
-from tests.hub.durable import BOUND_S, SPEC
+from tests.hub.durable import BOUND_S, SPEC, with_stores
 from tests.tiers import examples
 
 LIMITS = Quotas(
@@ -222,3 +224,21 @@ def test_the_ledger_says_what_is_stored(actions: list[tuple[str, str, str, int]]
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(asyncio.wait_for(test(Path(folder)), BOUND_S))
+
+
+def test_a_job_deleted_while_it_is_measured_stays_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stores: Stores) -> None:
+        disk = stores.files._disk
+        assert disk is not None
+
+        def deleted_meanwhile(folder: Path) -> int:
+            disk.forget("j")
+            return 5
+
+        monkeypatch.setattr(disk_module, "folder_bytes", deleted_meanwhile)
+        assert await disk.measure("j") == 5
+        assert disk.used("j") == 0
+
+    with_stores(tmp_path, test)

@@ -59,7 +59,7 @@ def test_join_with_the_data_of_another_is_refused(running: Running) -> None:
     answer = running.members[1].request(RoundJoin(1, "base1", lease=stolen))
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
-    assert "not its own" in event_texts(running.hub, running.job, "refused")[0]
+    until(lambda: "not its own" in "".join(event_texts(running.hub, running.job, "refused")))
 
 
 def test_a_reason_as_long_as_a_frame_does_not_keep_the_verdict(running: Running) -> None:

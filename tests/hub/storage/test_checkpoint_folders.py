@@ -12,6 +12,7 @@ from atoll.wire.manifest import (
     checkpoint_folder,
     encode_manifest,
 )
+from atoll.wire.part_check import newest_good
 from atoll.wire.retention import Keep
 
 
@@ -71,3 +72,20 @@ def test_later_checkpoints_are_deleted_and_older_ones_stay(tmp_path: Path) -> No
     assert abandon(tmp_path, after=1) == []
     assert newest_complete(tmp_path) == 1
     assert abandon(tmp_path, after=-1) == [1]
+
+
+def test_a_manifest_of_other_bytes_is_damaged_and_no_error(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    make(tmp_path, 2)
+    manifest = tmp_path / checkpoint_folder(2) / MANIFEST_NAME
+    manifest.write_bytes(manifest.read_bytes().replace(b"w0", b"\xff0"))
+    assert newest_complete(tmp_path) == 1
+    good = newest_good(tmp_path, [2])
+    assert (good.round, good.damaged[0].round) == (-1, 2)
+    assert prune(tmp_path, keep=Keep(newest=1)) == []
+
+
+def test_a_folder_with_odd_digits_is_no_round(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    (tmp_path / "checkpoints" / "round-²").mkdir()
+    assert newest_complete(tmp_path) == 1

@@ -65,3 +65,15 @@ def test_hub_refuses_a_job_that_would_write_elsewhere(tmp_path: Path) -> None:
             client.submit(SPEC + f'\n[checkpoint]\nto = "{elsewhere}"\n')
     assert "atoll hub --copies" in str(refused.value.remedy)
     assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("url", ["file:/etc", "local:/etc", "~/x", "file://~/x", "file:~/x"])
+def test_short_forms_of_paths_are_refused_from_an_opened_folder(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers take these for absolute paths, whatever folder the hub was started in."""
+    monkeypatch.chdir(tmp_path)
+    places = CopyPlaces((tmp_path,))
+    places.check("runs")
+    with pytest.raises(ConfigError, match="may not be copied there"):
+        places.check(url)

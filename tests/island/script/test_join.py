@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from atoll.config import RankPlace, read_spec
+from atoll.config import MeshShape, RankPlace, read_spec
 from atoll.errors import ConfigError
+from atoll.group.single import SingleGroup
+from atoll.run import Run
 from atoll.run.connect import _ranks
+from atoll.run.follower import FollowerRun
+from atoll.run.place import Membership
+from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 
 
 def place(ranks: int, *, rank: int = 0) -> RankPlace:
@@ -40,3 +47,14 @@ def test_an_island_that_lost_ranks_keeps_its_tensor_axis() -> None:
     assert str(_ranks(place(2), spec=spec, mesh=None).shape) == "tensor=2"
     with pytest.raises(ConfigError, match="the mesh does not divide"):
         _ranks(place(3), spec=spec, mesh=None)
+
+
+def test_a_follower_takes_over_as_its_first_rank_does(tmp_path: Path) -> None:
+    ranks = ScriptRanks(place(2, rank=1), shape=MeshShape(shard=2))
+    run = FollowerRun(ranks, Membership(tmp_path), member="w0")
+    with pytest.raises(ConfigError, match="not joined"):
+        _ = run.takes_over
+    ranks.message = Run(SingleGroup(), Membership(tmp_path))._word()
+    assert not run.takes_over
+    ranks.message = RankMessage(takes_over=True)
+    assert run.takes_over

@@ -138,6 +138,37 @@ def test_running_means_are_those_of_all_ranks(ranks: Ranks, axes: dict[str, int]
     assert torch.equal(first["constant"], torch.full((3,), 0.1, dtype=torch.float64))
 
 
+class _Turned(nn.Module):
+    """Adds up the means of its inputs in a complex buffer."""
+
+    phase: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.zeros(1, dtype=torch.complex128))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.phase += torch.complex(inputs.mean(), -inputs.mean())
+        return inputs
+
+
+def _turned() -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    model = _Normalised(_Turned(), nn.Linear(FEATURES, 2)).double()
+    model.register_buffer("scale", torch.ones(2))
+    inputs, targets = batch_for(model)
+    parts = divided(model, {"replicate": 2})
+    parts.train(True)
+    parts.backward(inputs, targets)
+    return dict(parts.buffers()), dict(parts.untrained()), inputs.mean()
+
+
+def test_complex_buffers_are_averaged_as_real_ones_are(ranks: Ranks) -> None:
+    for buffers, untrained, mean in ranks.run(2, _turned):
+        assert buffers.keys() == {"0.phase", "scale"}
+        assert not untrained
+        torch.testing.assert_close(buffers["0.phase"], torch.complex(mean, -mean).view(1))
+
+
 def _without_criterion() -> str:
     with pytest.raises(ConfigError) as caught:
         divided(nn.Sequential(nn.Linear(2, 2)), {"replicate": 2})

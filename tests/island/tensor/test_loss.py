@@ -79,6 +79,39 @@ def test_slices_give_the_loss_of_the_whole(
     assert (gradient - logits.grad).abs().max() < 1e-12
 
 
+def _infinite() -> tuple[Tensor, Tensor]:
+    """Return logits with an ignored row of infinities, and a ruled out token in every row."""
+    logits, targets = _logits((4, TOKENS), scale=1.0)
+    logits[:, 0] = float("-inf")
+    logits[1, 2:] = float("inf")
+    targets[:] = torch.tensor([1, -100, 5, 11])
+    return logits, targets
+
+
+def _of_infinite() -> tuple[Tensor, Tensor]:
+    logits, targets = _infinite()
+    own = logits.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].clone().requires_grad_()
+    loss = split_criterion(_criterion({}), group=dist.group.WORLD, tokens=TOKENS)(own, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert own.grad is not None
+    return loss.detach(), own.grad
+
+
+def test_an_ignored_row_of_infinite_logits_does_not_count(ranks: Ranks) -> None:
+    logits, targets = _infinite()
+    counted = targets != -100
+    rest = logits[counted].requires_grad_()
+    loss = functional.cross_entropy(rest, targets[counted])
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert rest.grad is not None
+    found = ranks.run(2, _of_infinite)
+    for own, _ in found:
+        assert torch.allclose(own, loss, rtol=1e-12, atol=1e-12)
+    gradient = torch.cat([own for _, own in found], dim=1)
+    assert (gradient[counted] - rest.grad).abs().max() < 1e-12
+    assert not gradient[~counted].any()
+
+
 def _refused(kind: str) -> str:
     def nothing(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.logsumexp(-1).mean()

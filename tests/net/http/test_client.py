@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,11 +18,13 @@ from atoll.errors import (
     ConfigError,
     HubError,
     HubUnreachable,
+    StorageFull,
 )
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
+from atoll.net.http.streams import write_verified
 from atoll.wire.messages import NodeInfo
 
 SPEC = '[job]\nname = "letters"\nnodes = 2\n'
@@ -237,3 +241,14 @@ class _Stranger(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_download_without_room_says_so(tmp_path: Path, number: int) -> None:
+    def blocks() -> Iterator[bytes]:
+        yield b"first"
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageFull, match=os.strerror(number)):
+        write_verified(tmp_path / "file", blocks(), sha256="")
+    assert not list(tmp_path.iterdir())

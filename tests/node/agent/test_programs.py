@@ -209,24 +209,6 @@ def test_refused_lines_are_dropped(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_only_the_latest_launches_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("atoll.node.agent.agent.KNOWN_LAUNCHES", 3)
-
-    async def scenario() -> None:
-        async with lone_agent(tmp_path) as (agent, hub):
-            await agent.drain("in use", source="person")  # so that nothing is started
-            for member in ("w1", "w2", "w3", "w4", "w5", "w5"):
-                hub.put(launch(program("true"), member=member, token=f"token of {member}"))
-            await until(lambda: hub.acked == 6)
-            await hub.ended("w5")
-            assert hub.states("w5") == ["exited"]  # the repeated one did nothing
-            assert len(agent._launched) == 3
-
-    run(scenario())
-
-
 # ------------------------------------------------------------------------- while it is prepared
 
 

@@ -132,6 +132,10 @@ class BadLink:
             raise HubUnreachable("killed")
         return self._channel.put_large(parts)
 
+    def release_large(self, sha256: str) -> None:
+        """Release a large payload."""
+        self._channel.release_large(sha256)
+
     def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
         """Give a large payload."""
         return self._channel.large(sha256)

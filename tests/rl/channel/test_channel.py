@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from atoll.config.rl_tables import RlTable
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, HubUnreachable
 from atoll.queues import Channel, InMemoryChannel
+from atoll.rl.channel import actor_queue
 from atoll.rl.channel.actor import ActorChannel
+from atoll.rl.channel.actor_queue import ActorQueue
 from atoll.rl.channel.critic import CriticChannel, Received
 from atoll.rl.channel.names import AWAY_S, most_unsaved
 from atoll.rl.environments.spaces import TaskSpec
@@ -345,3 +349,33 @@ def test_a_message_of_another_version_ends_nothing(channel: InMemoryChannel) -> 
 def test_an_unknown_description_of_a_task_is_refused() -> None:
     with pytest.raises(ConfigError):
         TaskSpec.from_json("{}")
+
+
+class LosingChannel(BadLink):
+    """A channel whose first large payload cannot be fetched."""
+
+    lost = False
+
+    def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
+        if not self.lost:
+            self.lost = True
+            raise HubUnreachable("killed")
+        return super().large(sha256)
+
+
+def test_items_whose_content_cannot_be_fetched_come_again_at_once(
+    channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_queue, "LEASE_S", 1000.0)
+    queue = registry(LosingChannel(channel), "w0").queue("experience")
+    for number in range(3):
+        queue.put(bytes([number]) * 100_000)
+    own = ActorQueue(
+        queue, decode=lambda value: (value, 0.0), ahead=3, most_held=9, wake=lambda: None
+    )
+    try:
+        until(lambda: own.depth == 3)
+        found = [own.take() for _ in range(3)]
+    finally:
+        own.close()
+    assert [one.value[0] for one in found if one is not None] == [0, 1, 2]

@@ -53,7 +53,7 @@ class Members:
             ),
             leave_requested=leave_requested,
         )
-        run._shelf = QueueRegistry(
+        run._queues = QueueRegistry(
             self.channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
         )
         return run

@@ -255,3 +255,21 @@ def test_values_that_make_no_sense_are_named_and_ruin_no_other(
     assert "step 3, column 2" in caplog.text
     assert torch.isfinite(made.of(lived("a")).values).all()
     assert made.learn([lesson("a", 2), lesson("b", 2)]).keys() == {"a", "b"}
+
+
+def test_a_step_with_gradients_not_finite_is_left_out() -> None:
+    made = critic("a")
+    made.learn([lived("a")])
+    before = {name: value.clone() for name, value in made.net.named_parameters()}
+    hooks = [
+        p.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
+        for p in made.net.parameters()
+    ]
+    stats = made.learn([lived("a")], targets=[made.of(lived("a")).values[:-1]])
+    for hook in hooks:
+        hook.remove()
+    assert all(p.isfinite().all() for p in made.net.parameters())
+    made.learn([lived("a")])
+    assert all(p.isfinite().all() for p in made.net.parameters())
+    assert any(not torch.equal(p, before[name]) for name, p in made.net.named_parameters())
+    assert stats["a"]["value_loss"] >= 0.0

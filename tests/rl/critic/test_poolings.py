@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.rl.critic.critic import Critic
-from atoll.rl.critic.learner import CriticLearner
+from atoll.rl.critic.learner import CriticLearner, PoliciesLearner
 from atoll.rl.nets.policy import Policy
 from atoll.rl.trajectory import Trajectory
 from tests.rl.channel.kit import SPEC, actor, alone, critic, trajectory, until
@@ -121,3 +121,12 @@ def test_policies_of_other_tasks_teach_nothing() -> None:
         made.add_policy(task(name))
         made.set_policy(name, Fixed(0.5))
     assert made.learn([one_armed("lazy", 0.4, 1)]).keys() == {"lazy"}
+
+
+def test_policies_with_names_alike_stay_apart_in_the_file() -> None:
+    learner = PoliciesLearner(table(algorithm="impala"), seed=1)
+    for name in ("a.b", "a_b", "train"):
+        learner.add_policy(task(name))
+    prefixes = {name.partition(".")[0] for name in learner.module.state_dict()}
+    assert len(prefixes) == 3
+    assert {"a:b", "a_b"} < prefixes

@@ -123,8 +123,8 @@ def test_an_actor_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> N
 
 
 def states(members: Members) -> int:
-    shelf = members.run(9)._shelf
-    return len(shelf.topic("state.w0").subscribe("test", start="oldest").read(10))
+    queues = members.run(9)._queues
+    return len(queues.topic("state.w0").subscribe("test", start="oldest").read(10))
 
 
 def test_non_finite_experience_is_counted_and_isolated(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -13,6 +13,7 @@ from atoll.errors import ConfigError, ScriptError
 from atoll.rl.environments import vector_env as module
 from atoll.rl.environments.vector_env import Rollout, VectorEnv, episode_seed
 from tests.rl.box2d import LANDER, NEEDS_BOX2D
+from tests.rl.worlds import Counter
 
 WORLD = "tests.rl.worlds:counter"
 
@@ -205,3 +206,27 @@ def test_what_is_handed_out_is_not_changed_by_what_happens_next() -> None:
     columns.restart(0)
     lived(columns, 6)
     assert np.array_equal(room.observations, before)
+
+
+class Closing(Counter):
+    """Remembers all of its kind; the second one fails."""
+
+    made: ClassVar[list[Closing]] = []
+    closed = False
+
+    def __init__(self, *, failing: str) -> None:
+        super().__init__()
+        if self.made:
+            setattr(self, failing, None)
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("failing", ["reset", "observation_space"])
+def test_environments_beside_a_failing_one_are_closed(failing: str) -> None:
+    Closing.made.clear()
+    with pytest.raises((ConfigError, ScriptError)):
+        columns_of(f"{__name__}:Closing", failing=failing)
+    assert [one.closed for one in Closing.made] == [True, True]

@@ -16,6 +16,7 @@ from atoll.config.rl_tables import PolicyTable
 from atoll.errors import DataError
 from atoll.group.single import SingleGroup
 from atoll.queues import InMemoryChannel, QueueRegistry
+from atoll.rl.channel import latest
 from atoll.rl.state_saver import StateSaver
 from atoll.rl.text import actor as actor_module
 from atoll.rl.text import start
@@ -26,6 +27,8 @@ from atoll.rl.text.start import shared_start_model, start_model
 from atoll.rl.text.tasks import Brackets
 from atoll.run import Run
 from atoll.run.place import Membership
+from atoll.wire.message import Message
+from atoll.wire.messages import TopicRead
 from tests.patience import PATIENCE_S
 from tests.rl.text.small import job, rl_table
 
@@ -43,7 +46,7 @@ def member(slot: int, spec: JobSpec, channel: InMemoryChannel, folder: Path) -> 
         SingleGroup(me=f"w{slot}"),
         Membership(directory, seed=spec.job.seed, slot=slot, num_slots=spec.job.nodes),
     )
-    run._shelf = QueueRegistry(
+    run._queues = QueueRegistry(
         channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
     )
     return run
@@ -125,6 +128,29 @@ def test_a_member_without_news_trains_the_same_beginning_itself(tmp_path: Path) 
     assert lonely is not None
     for ours, theirs in zip(usual.model.parameters(), lonely.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+class StoppingChannel(InMemoryChannel):
+    """Asks its member to leave at its first long read, and notes how long reads may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave, self.waits = threading.Event(), list[float]()
+
+    def ask(self, body: Message, *, timeout_s: float) -> Message:
+        if isinstance(body, TopicRead) and body.wait_s:
+            self.waits.append(body.wait_s)
+            self.leave.set()
+        return super().ask(body, timeout_s=timeout_s)
+
+
+def test_a_stop_ends_the_wait_for_the_beginning_soon(tmp_path: Path) -> None:
+    spec, channel = job(rl_table(), steps=3), StoppingChannel()
+    run = member(1, spec, channel, tmp_path)
+    run._leave_requested = channel.leave
+    assert shared_start_model(spec, run) is None
+    (wait_s,) = channel.waits
+    assert 0 < wait_s <= latest.WAIT_S
 
 
 def test_a_stop_before_the_beginning_ends_quietly(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.methods.every_step import EveryStep, OneBitAdam
+from atoll.run import Run
+from atoll.run.place import Membership
 from atoll.strategies.outer.onebit_adam import OneBitAdamOuter
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
@@ -225,3 +228,18 @@ def test_codecs_with_a_memory_are_refused() -> None:
 def test_options_out_of_range_are_refused(options: OneBitAdam) -> None:
     with pytest.raises(ConfigError):
         options.build()
+
+
+def test_unfreezing_after_the_warm_up_is_refused_in_words(tmp_path: Path) -> None:
+    with Run(MemoryGroups(1)[0], Membership(tmp_path, slot=0, num_slots=1)) as run:
+        model = nn.Sequential(nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, 2))
+        inner = torch.optim.AdamW(model[1].parameters(), 0.02)
+        optimizer = run.wrap(model, inner, outer=OneBitAdam(warmup_steps=2), codec="sign")
+        for _ in range(4):
+            model(torch.ones(1, 5)).sum().backward()
+            optimizer.step()
+        model[0].requires_grad_(True)
+        inner.add_param_group({"params": list(model[0].parameters())})
+        model(torch.ones(1, 5)).sum().backward()
+        with pytest.raises(ConfigError, match=r"became trainable.*0\.weight, 0\.bias"):
+            optimizer.step()

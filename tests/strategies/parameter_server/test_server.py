@@ -294,3 +294,16 @@ def test_state_of_another_number_of_servers_is_refused(servers: int) -> None:
     run = start_run(Server(servers=2), MemoryGroups(1)[0], 0)
     with pytest.raises(ConfigError, match=f"on {servers} servers"):
         run.outer.load_state_dict(saved)
+
+
+def test_state_of_another_update_rule_is_refused_whole() -> None:
+    other = start_run(Server(optimizer="sgd"), MemoryGroups(1)[0], 0, optimizer=sgd)
+    other.train(3)
+    options = Server(optimizer="momentum")
+    run = start_run(options, MemoryGroups(1)[0], 0, optimizer=sgd)
+    before = {name: value.clone() for name, value in run.outer.state_dict().items()}
+    with pytest.raises(ConfigError, match="another update rule"):
+        run.outer.load_state_dict(other.outer.state_dict())
+    after = run.outer.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())

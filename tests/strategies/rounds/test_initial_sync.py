@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from atoll.codec.registry import make_codec
-from atoll.errors import ConfigError, GroupError
+from atoll.errors import AtollError, ConfigError, GroupError, PeerLost
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.reducer.mean import Share, mean_of
+from atoll.group.period import PeriodReport
+from atoll.reducer.mean import Share, mean_of, total_weight
 from atoll.run import Run
 from atoll.run.place import Membership
 from atoll.strategies.rounds.initial_sync import half_bytes
+from atoll.wire.messages import RoundPlan
 
 DTYPES = (torch.float64, torch.complex64, torch.bfloat16, torch.int64, torch.bool)
 
@@ -100,3 +103,35 @@ def test_equal_digests_of_ten_thousand_members_are_equal() -> None:
     mean, squares = codec.decode(mean_of(shares, codec=codec).packet).chunk(2)
     assert torch.equal(mean, mark)
     assert torch.equal(mean.square(), squares)
+
+
+def test_a_lost_leader_is_replaced_whatever_the_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reworded(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
+        try:
+            return total_weight(shares, left_out)
+        except GroupError:
+            raise GroupError("other words") from None
+
+    monkeypatch.setattr("atoll.reducer.mean.total_weight", reworded)
+    groups = MemoryGroups(3)
+
+    def body(group: Group) -> dict[str, bytes]:
+        joins, join = 0, group.join
+
+        def counted(report: PeriodReport) -> RoundPlan:
+            nonlocal joins
+            joins += 1
+            if joins == 2:  # the round in which it gives its values
+                groups.kill("w0", at="send")
+            return join(report)
+
+        if group.me == "w0":
+            group.join = counted  # type: ignore[assignment,method-assign]
+        return wrapped(group, tmp_path, outer="diloco", model=Mixed(int(group.me[1:])))
+
+    lost, *found = groups.run(body)
+    assert isinstance(lost, PeerLost)
+    expected = {name: bits(value) for name, value in Mixed(1).state_dict().items()}
+    assert found == [expected, expected]

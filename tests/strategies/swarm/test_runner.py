@@ -257,3 +257,40 @@ def test_a_microbatch_without_rows_is_refused() -> None:
     rows = batch_of("layers", 0, 0)[0]
     with pytest.raises(PeerRefused, match="no rows"):
         runner.forward(MicrobatchKey(0, 0), (rows[:0],))
+
+
+class _Turning(nn.Module):
+    """Layers between which a complex buffer counts the rows of each pass."""
+
+    phase: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.phase += torch.complex(inputs.detach().mean(), torch.tensor(1.0))
+        found: Tensor = self.layer(inputs)
+        return found
+
+
+class _Phased(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(_Turning(), nn.Linear(6, 3))
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()
+
+
+def test_changes_of_complex_buffers_are_averaged() -> None:
+    runner = runners("layers", cut=StageCut(stages=1), model=lambda _: _Phased())[0]
+    batches = [batch_of("layers", 0, index) for index in range(COUNT)]
+    for key, (inputs, targets) in zip(keys(), batches, strict=True):
+        runner.loss(key, (inputs,), targets)
+        runner.fold(key)
+    runner.apply(runner.gradient()[0])
+    mean = torch.stack([inputs.mean() for inputs, _ in batches]).mean()
+    (found,) = runner.stage.buffers().values()
+    assert torch.allclose(found, torch.complex(mean, torch.tensor(1.0)))
+    assert torch.equal(runner.steady_buffers()["0.phase"], torch.zeros(2, dtype=torch.complex64))

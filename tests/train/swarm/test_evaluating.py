@@ -156,3 +156,14 @@ def test_images_are_counted_that_are_classified_correctly() -> None:
     plain = plainly(built("resnet"), [(inputs, targets)])
     assert (found.targets, found.correct) == (12, plain.correct)
     assert math.isclose(found.loss_sum, plain.loss_sum, rel_tol=1e-6)
+
+
+def test_targets_that_are_left_out_do_not_count() -> None:
+    stages = runners("gpt", cut=StageCut(stages=2))
+    inputs, targets = (each.clone() for each in batch_of("gpt", 0, 0))
+    targets[:, ::2] = -100
+    found = measured_by(stages, inputs, targets)
+    plain = plainly(built("gpt"), [(inputs, targets)])
+    assert found.targets == plain.tokens == targets.numel() // 2
+    assert found.loss_sum == pytest.approx(plain.loss_sum, rel=1e-6)
+    assert measured_by(stages, inputs, torch.full_like(targets, -100)) == HeldOutSum(0.0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.strategies.inner.local import count_correct
+from atoll.strategies.inner.local import count_correct, count_targets
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.swarm.stage import ModelStage
@@ -33,7 +33,8 @@ def measured(stage: ModelStage, inputs: Sequence[Tensor], targets: Tensor) -> He
     with torch.no_grad(), _evaluating(stage.module):
         loss = stage.criterion(whole, targets)
     correct = count_correct(whole, targets) if targets.dim() == 1 else -1
-    return HeldOutSum(loss.item() * targets.numel(), targets.numel(), correct)
+    counted = count_targets(targets)  # without any, the mean loss is NaN
+    return HeldOutSum(loss.item() * counted if counted else 0.0, counted, correct)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.swarm.stage import ModelStage
 from atoll.strategies.inner.swarm.sums import Held, OlderWeights, Pending, Sums, check_gradients
+from atoll.strategies.vectors.flat import real_view
 
 Gradients = tuple[Tensor | None, ...]
 """One per tensor between two stages; None for a tensor without gradient, e.g. of integers."""
@@ -131,10 +132,7 @@ class StageRunner:
 
         Unlike the buffers themselves they do not change during a pass: other threads may read them.
         """
-        values = {
-            id(buffer): before
-            for buffer, before in zip((*self._buffers, *self._counts), self._before, strict=True)
-        }
+        values = {id(b): old for b, old in zip(self._all_buffers, self._before, strict=True)}
         named = {**self.stage.buffers(), **self.stage.untrained()}
         return {name: values.get(id(buffer), buffer) for name, buffer in named.items()}
 
@@ -146,7 +144,7 @@ class StageRunner:
     @property
     def shapes(self) -> list[torch.Size]:
         """Shapes of the tensors in the vector of :meth:`gradient`."""
-        return [tensor.shape for tensor in (*self._parameters, *self._buffers)]
+        return [t.shape for t in (*self._parameters, *map(real_view, self._buffers))]
 
     @property
     def held_bytes(self) -> int:
@@ -263,7 +261,7 @@ class StageRunner:
         if counted:
             self._held[key].pending = Pending(
                 [None if g is None else g.detach() for g in found[len(wanted) :]],
-                [b - a for b, a in zip(self._buffers, before, strict=False)],
+                [real_view(b - a) for b, a in zip(self._buffers, before, strict=False)],
                 [count.clone() for count in self._counts],
                 len(leaves[0]), loss,
             )  # fmt: skip
@@ -395,6 +393,7 @@ class StageRunner:
         for parameter in self._parameters:
             parameter.grad = parts.pop(0).view(parameter.shape).to(parameter)
         for buffer, before in zip(self._buffers, self._before, strict=False):
-            buffer.copy_(before + parts.pop(0).view(buffer.shape).to(buffer))
+            now, change = real_view(buffer), parts.pop(0)
+            now.copy_(real_view(before) + change.view(now.shape).to(now))
         for count, value in zip(self._counts, sums.counts, strict=False):
             count.copy_(value)

@@ -147,11 +147,11 @@ class ModelStage:
         return self._parameters
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return the saved floating-point buffers by their names in the whole model."""
+        """Return the saved inexact buffers by their names in the whole model."""
         return self._buffers
 
     def untrained(self) -> dict[str, Tensor]:
-        """Return frozen parameters and saved buffers that are not floating-point, by name."""
+        """Return frozen parameters and saved buffers that are not inexact, by name."""
         return self._untrained
 
     # ------------------------------------------------------------------------ subspace

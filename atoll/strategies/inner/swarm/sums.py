@@ -12,6 +12,7 @@ from torch.func import functional_call
 from atoll.devices.choose import CPU
 from atoll.errors import PeerRefused
 from atoll.strategies.inner.swarm.stage import ModelStage
+from atoll.strategies.vectors.flat import real_view
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Pending:
 
     gradients: list[Tensor | None]
     changes: list[Tensor]
-    """Of the floating-point buffers."""
+    """Of the inexact buffers; complex values are pairs of real ones."""
     counts: list[Tensor]
     """New values of the other buffers."""
     rows: int
@@ -52,7 +53,7 @@ class Sums:
         """Return sums without a row."""
         return cls(
             [torch.zeros_like(p, dtype=kind) for p in parameters],
-            [torch.zeros_like(b, dtype=kind) for b in buffers],
+            [torch.zeros_like(real_view(b), dtype=kind) for b in buffers],
         )
 
     def fold(self, pending: Pending, *, early: bool) -> None:

@@ -88,18 +88,24 @@ def split_cross_entropy(
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # as autocast would
     counted = target != call.arguments["ignore_index"]
     apply: Any = _CrossEntropy.apply
-    losses: Tensor = apply(wide, target.where(counted, 0), group, call.arguments["label_smoothing"])
-    losses = losses * counted
+    chosen = target.where(counted, 0)
+    losses: Tensor = apply(wide, chosen, counted, group, call.arguments["label_smoothing"])
+    losses = losses.where(counted, 0.0)  # not a product: an ignored row may have infinite logits
     if reduction == "none":
         return losses
     return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Negative log likelihood per row; logits [..., tokens of this rank], targets [...]."""
+    """Negative log likelihood per row; logits [..., tokens of this rank], targets [...].
+
+    Rows that are not `counted` [...] get a gradient of zero, whatever their logits.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Any, smoothing: float) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, counted: Tensor, group: Any, smoothing: float
+    ) -> Tensor:
         share, ranks = logits.shape[-1], dist.get_world_size(group)
         highest = logits.amax(-1)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
@@ -107,15 +113,17 @@ class _CrossEntropy(torch.autograd.Function):
         place = targets - dist.get_rank(group) * share
         here = (place >= 0) & (place < share)
         place = place.clamp(0, share - 1)[..., None]
-        right = shifted.gather(-1, place).squeeze(-1) * here
+        right = shifted.gather(-1, place).squeeze(-1).where(here, 0.0)
         chances = shifted.exp()
         sums = torch.stack((chances.sum(-1), right, shifted.mean(-1) / ranks))
         dist.all_reduce(sums, group=group)
         total, right, mean = sums.unbind()
         chances /= total[..., None]
+        chances.masked_fill_(~counted[..., None], 0.0)
         ctx.save_for_backward(chances, place, here)
         ctx.smoothing, ctx.tokens = smoothing, share * ranks
-        return total.log() - (1.0 - smoothing) * right - smoothing * mean
+        losses: Tensor = total.log() - (1.0 - smoothing) * right
+        return losses - smoothing * mean if smoothing else losses  # a mean may be infinite
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -125,4 +133,4 @@ class _CrossEntropy(torch.autograd.Function):
         flat = ctx.smoothing / ctx.tokens
         slope = (chances - flat) * spread if flat else chances * spread
         right = spread * (ctx.smoothing - 1.0) * here[..., None]
-        return slope.scatter_add_(-1, place, right), None, None, None
+        return slope.scatter_add_(-1, place, right), None, None, None, None
