@@ -266,14 +266,20 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
 
 
 def from_dict(fields: dict[str, str]) -> AtollError:
-    """Rebuild an error that crossed the wire; an unknown kind becomes its base class."""
+    """Rebuild an error that crossed the wire.
+
+    An unknown kind becomes an `AtollError`, and one with a constructor of its own its base class.
+    """
     kinds: dict[str, type[AtollError]] = {}
     todo: list[type[AtollError]] = [AtollError]
     while todo:
         cls = todo.pop()
         kinds[cls.__name__] = cls
         todo.extend(cls.__subclasses__())
-    return kinds.get(fields.get("kind", ""), AtollError)(
+    kind = kinds.get(fields.get("kind", ""), AtollError)
+    while kind.__init__ is not AtollError.__init__:
+        kind = next(base for base in kind.__bases__ if issubclass(base, AtollError))
+    return kind(
         fields.get("what", "the peer failed without giving a reason"),
         given=fields.get("given"),
         expected=fields.get("expected"),

@@ -8,34 +8,18 @@ what a SWARM saved, and a SWARM loads what they saved.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-import msgspec
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.files import write_file
-from atoll.checkpoint.format.part import Part, part_blocks
-from atoll.checkpoint.format.pieces import PIECES, Pieces, ShardedInfo, entry
+from atoll.checkpoint.format.part import Part
+from atoll.checkpoint.format.pieces import PIECES, Pieces
 from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
 from atoll.checkpoint.state.sharded_state import OPTIMIZER_PREFIX, Trained
-from atoll.checkpoint.stores.folder import Folder
-from atoll.checkpoint.stores.store import versions
 from atoll.task import real_numel
-from atoll.wire.manifest import (
-    ABOUT_NAME,
-    MANIFEST_NAME,
-    PIECES_FORMAT,
-    Manifest,
-    ManifestPart,
-    checkpoint_folder,
-    encode_manifest,
-    piece_file,
-)
-from atoll.wire.retention import Keep
+from atoll.wire.manifest import piece_file
 
 OUTER_PREFIX = "outer."
 OLDER_PREFIX = "older/"
@@ -175,43 +159,3 @@ def _only(part: Part, wanted: Mapping[str, Tensor]) -> Part:
         if concerns(name, wanted) and not name.startswith(OUTER_PREFIX)
     }
     return Part(part.name, kept, part.metadata)
-
-
-def begin_stages(folder: Path, round_: int) -> None:
-    """Make room for a round's files, once, before any stage is saved."""
-    Folder(folder).begin(round_)
-
-
-def save_stage(folder: Path, round_: int, stage: int, trained: Trained) -> ManifestPart:
-    """Write the file of one stage between :func:`begin_stages` and :func:`publish_stages`.
-
-    Raises:
-        StorageFull: the disk is full; older checkpoints are untouched.
-        CheckpointError: its optimizer is not over this stage.
-    """
-    part = stage_part(trained, stage)
-    path = folder / checkpoint_folder(round_) / part.name
-    written = write_file(path, part_blocks(part.tensors, part.metadata))
-    return entry(part.name, f"stage{stage}", written)
-
-
-def publish_stages(
-    folder: Path,
-    round_: int,
-    parts: Sequence[ManifestPart],
-    about: ShardedInfo,
-    *,
-    keep: Keep | None = None,
-) -> Manifest:
-    """Complete a checkpoint of which every stage's file is written; `parts` are in their order."""
-    files = Folder(folder, keep=keep, versions={**versions(), "format": PIECES_FORMAT})
-    place = folder / checkpoint_folder(round_)
-    written = write_file(place / ABOUT_NAME, [msgspec.json.encode(about)])
-    manifest = Manifest(
-        job=files.job, round=round_, step=about.step, members=[part.member for part in parts],
-        parts=[*parts, entry(ABOUT_NAME, parts[0].member, written)], created=time.time(),
-        versions={**versions(), "format": PIECES_FORMAT},
-    )  # fmt: skip
-    write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
-    files.settle(round_)
-    return manifest

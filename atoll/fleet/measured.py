@@ -10,13 +10,14 @@ from typing import Any
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import MBPS, Fleet, HubLine, Link, Machine
 from atoll.fleet.reading import check_fleet, unmeasured
-from atoll.wire.states import NodeState
 
 Row = Mapping[str, Any]
 
 WATCHED_S = 3600.0
 """Shortest span of events from which a rate of disconnections is derived."""
 DAY_S = 86_400.0
+ONLINE = "online"
+"""`NodeState.ONLINE`, from a package that this one does not import."""
 LOST = "node-lost"
 """Kind of the event; its text begins with the node."""
 
@@ -46,7 +47,7 @@ def fleet_of_nodes(
             failures_per_day=(failures_per_day or {}).get(row["node"], 0.0),
         )
         for row in rows
-        if row.get("state") == NodeState.ONLINE
+        if row.get("state") == ONLINE
     ]
     if not machines:
         raise ConfigError(

@@ -18,8 +18,7 @@ from atoll import config
 from atoll.errors import AtollError
 from atoll.fleet.fleet import Link
 from atoll.fleet.kept_links import kept_links
-from atoll.fleet.measured import failures_of_events, fleet_of_nodes
-from atoll.wire.states import NodeState
+from atoll.fleet.measured import ONLINE, failures_of_events, fleet_of_nodes
 
 
 class Running(msgspec.Struct, kw_only=True):
@@ -64,7 +63,7 @@ def answer_to(request: PlanRequest) -> dict[str, Any]:
 
     now = time.time()
     spec = config.parse_spec(request.spec)
-    online = [row for row in request.nodes if row.get("state") == NodeState.ONLINE]
+    online = [row for row in request.nodes if row.get("state") == ONLINE]
     here = {str(row["node"]) for row in online}
     running = request.running
     links = {link.ends: link for link in kept_links(config.home(), request.hub, here, now=now)}

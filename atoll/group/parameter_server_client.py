@@ -229,6 +229,6 @@ class _Call:
                 self._send(frozenset(head.have))
         elif head.kind == "answer":
             if self._answer is None:
-                self._answer = Pieces(head.call, head.total_bytes)
+                self._answer = Pieces(head.call, head.total_bytes, bytearray(head.total_bytes))
             self._answer.put(head, piece)
         return True

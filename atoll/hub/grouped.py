@@ -50,6 +50,7 @@ class GroupedJobs:
         )  # fmt: skip
         found = cls(stores, swarm, paths)
         rounds.runtimes.meetings, checkpoints.stages_saved = found, found.saved
+        checkpoints.stage_due = found.due
         return found
 
     def _of(self, job: str) -> Meetings:
@@ -83,6 +84,12 @@ class GroupedJobs:
     async def begin_again(self, job: str) -> None:
         """An ended job is resumed."""
         await self._of(job).begin_again(job)
+
+    async def due(self, job: str, member: str, round_: int, group: int) -> bool:
+        """Return whether a member was to save a stage or module as of a step or phase."""
+        if self.stores.jobs.get(job).spec.dipaco.modules:
+            return self.paths.due(job, member, round_, group)
+        return await self.swarm.due(job, member, round_, group)
 
     async def saved(self, job: str, round_: int) -> None:
         """A checkpoint of all stages or modules is complete."""

@@ -125,7 +125,10 @@ def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
         yield
         return
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    module = torch.get_device_module()  # of the accelerator, or of the processor
+    devices = range(module.device_count()) if hasattr(module, "get_rng_state") else ()
+    kind = module.__name__.rpartition(".")[2]
+    with torch.random.fork_rng(devices=devices, device_type=kind):
         torch.manual_seed(int(seed))
         yield
 

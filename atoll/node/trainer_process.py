@@ -155,8 +155,9 @@ class _Member:
         carried: Store | None = None,
     ) -> dict[str, Any]:
         """Train in one mesh; return this member's part of the summary."""
+        from atoll.train.results.outputs import Outputs
         from atoll.train.state.saving import Saving
-        from atoll.train.trainer import Outputs, Trainer
+        from atoll.train.trainer import Trainer
 
         connection, leave = self.enrolled.connection, self.leave
         saver = self._saver = self._saver or self.enrolled.saver()

@@ -125,6 +125,8 @@ class PathLedger:
     shards: list[PathShard] = field(default_factory=list)
     """Data of each path, for display."""
     save: dict[str, list[int]] = field(default_factory=dict)
+    named: dict[int, dict[str, list[int]]] = field(default_factory=dict)
+    """The same of each phase that began in this hub process: an upload may end much later."""
     unheard: set[str] = field(default_factory=set)
     """Members that an earlier hub process knew, and that have not reported yet what they hold."""
 
@@ -264,7 +266,7 @@ class PathLedger:
         self.trained, self.opened = set(), False
         self.lost, self.meets, self.counted, self.fetching = set(), {}, {}, {}
         self.at, self.source = dict(self.rounds), self.checkpoint
-        self.save = self._savers()
+        self.save = self.named[self.phase] = self._savers()
         return True
 
     def _count(self) -> None:
@@ -309,6 +311,14 @@ class PathLedger:
                 held = [m for m in there if m in self.holds.get(module, ())]
                 found.setdefault((held or there)[0], []).append(module)
         return found
+
+    def saves(self, member: str, phase: int, module: int) -> bool:
+        """Return whether a member was to save a module at the beginning of a phase.
+
+        Of phases that began under an earlier hub process it is not known: all may.
+        """
+        named = self.named.get(phase)
+        return phase <= self.phase and (named is None or module in named.get(member, ()))
 
     def _modules(self, paths: Collection[int]) -> list[int]:
         return self.settings.layout.modules_in(sorted(paths))

@@ -26,6 +26,7 @@ from atoll.plan.memory import PROGRAM_BYTES, device_kind, sample, sizes_of
 from atoll.plan.ranks import optimizer_bytes
 from atoll.plan.stages import StageOutput, run_units
 from atoll.strategies.compatibility import check_job
+from atoll.strategies.inner.model_facts import hidden_matrices
 from atoll.strategies.inner.options import ActivationFormat
 from atoll.strategies.inner.pipeline.cuts import trained_units
 from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, words_of
@@ -244,6 +245,7 @@ def _stages(
     cut_units = cut_up(units, at)
     costs = [sum(flops[a:b]) for a, b in itertools.pairwise((0, *at, len(units)))]
     refuse_shared(cut_units, model)
+    hidden = hidden_matrices(model)
     found: list[StagePlan] = []
     values: tuple[Tensor, ...] = (inputs,)
     for own in cut_units:
@@ -252,7 +254,8 @@ def _stages(
             own, values, targets if last else None, criterion=model.criterion,
             precision=cut.precision,
         )  # fmt: skip
-        memory = _memory(spec, own, passed, received=sum(v.nbytes for v in values))
+        received = sum(v.nbytes for v in values)
+        memory = _memory(spec, own, passed, received=received, hidden=hidden)
         trained = memory.gradients // GRADIENT_BYTES
         work = work_of(costs[len(found)], last=last)
         found.append(StagePlan(words=words_of(own), elements=trained, memory=memory, flops=work))
@@ -261,12 +264,14 @@ def _stages(
 
 
 def _memory(
-    spec: JobSpec, own: Sequence[nn.Module], passed: StageOutput, *, received: int
-) -> StageMemory:
+    spec: JobSpec, own: Sequence[nn.Module], passed: StageOutput, *, received: int,
+    hidden: Sequence[nn.Parameter],
+) -> StageMemory:  # fmt: skip
     module = nn.ModuleList(own)
     parameters = list(module.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    optimizer = build_optimizer(module, spec.train)
+    held = {id(p) for p in parameters}
+    optimizer = build_optimizer(module, spec.train, hidden=[p for p in hidden if id(p) in held])
     state = optimizer_bytes(optimizer)
     return StageMemory(
         parameters=sum(p.nbytes for p in parameters),

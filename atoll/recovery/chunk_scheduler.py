@@ -133,13 +133,15 @@ class ChunkScheduler:
             return None
 
     def store_chunk(self, member: str, image: PartialState, index: int, chunk: memoryview) -> None:
-        """Verify and store a chunk.
+        """Verify and store a chunk; not after the end.
 
         Raises:
             SourceCorrupt: it does not match the manifest.
         """
         image.check(index, chunk)
         with self._condition:
+            if self.finished:
+                return  # the next attempt may use the image already
             entry = self._entry(member)
             new = image.store(index, chunk)
             now = self._clock.monotonic()
@@ -175,7 +177,10 @@ class ChunkScheduler:
                 if self.inner is not None and not self.inner.complete:
                     self.inner = None
                 self._inner_donor = ""
-            self._choose_image()
+            try:
+                self._choose_image()
+            except SourceFailed:  # no memory for the state of those that are left
+                self._entries.clear()
             self._check()
             self._condition.notify_all()
 
@@ -309,6 +314,8 @@ class ChunkScheduler:
             self._condition.notify_all()
 
     def _release(self, member: str) -> None:
+        if self.finished:
+            return  # the next attempt may use the images already, and drops all assignments
         for image in (self.shared, self.inner):
             if image is not None:
                 image.release(member)

@@ -18,6 +18,7 @@ from typing import Any
 
 from atoll.clock import RealClock
 from atoll.errors import WireError
+from atoll.net.accepting import serve_on_thread
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.recovery_messages import OK, StateAnswer, StateAsk, ask_of, encode_answer
 
@@ -96,22 +97,36 @@ class _Server(socketserver.ThreadingTCPServer):
         self._slots = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._is_cut = False
         super().__init__((address, 0), _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether a connection slot is free."""
         return self._slots.acquire(blocking=False)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection on a thread of its own; without one, close it and free its slot."""
+        serve_on_thread(
+            request, self.process_request_thread, client_address, name="state-http-connection",
+            refused=self._slots.release,
+        )  # fmt: skip
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection and free its slot."""
         try:
             if self.tls is not None:
                 request.settimeout(FIRST_HEAD_S)
-                request = self.tls.wrap_socket(request, server_side=True)
+                request = self.tls.wrap_socket(
+                    request, server_side=True, do_handshake_on_connect=False
+                )
             with self._lock:
                 self._open.add(request)
+                if self._is_cut:
+                    raise ConnectionAbortedError("this server was closed")
+            if self.tls is not None:
+                request.do_handshake()  # `cut` ends it
             super().process_request_thread(request, client_address)
-        except OSError:  # the TLS handshake failed
+        except OSError:  # the TLS handshake failed, or the server was closed
             self.shutdown_request(request)
         finally:
             with self._lock:
@@ -123,8 +138,9 @@ class _Server(socketserver.ThreadingTCPServer):
         log.debug("a connection of %s ended", client_address, exc_info=True)
 
     def cut(self) -> None:
-        """Cut all connections."""
+        """Cut all connections, also those whose thread is about to begin."""
         with self._lock:
+            self._is_cut = True
             for request in self._open:
                 try:
                     socket.socket.shutdown(request, socket.SHUT_RDWR)  # also below TLS

@@ -51,16 +51,16 @@ class MemoryQuota:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of a heartbeat: bytes held and refusals, of the job and of members."""
-        held = self._held()
+        held, refused = self._held(), self._refused.copy()  # other threads refuse meanwhile
         total = held.total()
         del held[""]
         return {
             "held_bytes": float(total),
-            "refused": float(self._refused[""]),
+            "refused": float(refused[""]),
             **{f"held_bytes/{name}": float(size) for name, size in held.most_common(REPORTED)},
             **{
                 f"refused/{name}": float(times)
-                for name, times in self._refused.most_common(REPORTED)
+                for name, times in refused.most_common(REPORTED)
                 if name
             },
         }

@@ -9,10 +9,13 @@ or when it is silent for much longer than usual.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.base import Packet
@@ -33,7 +36,7 @@ from atoll.wire.parameter_server_frames import (
     pack_frame,
     unpack_frame,
 )
-from atoll.wire.parameter_server_messages import Answer, Ask, pack_message, unpack_ask
+from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Load, pack_message, unpack_ask
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ LEASE_TIMES = 8.0
 """The same, as a multiple of the member's usual time between two asks, if that is longer."""
 SEND_S = 300.0
 MAX_BYTES = 16 * 2**30
+_MEMBER = re.compile(r"w[0-9]{1,5}")
+"""A name outside it would be remembered and pinged though no such member can exist."""
 
 
 @dataclass(slots=True)
@@ -250,12 +255,16 @@ def _new_pieces(head: ServerFrameHead) -> tuple[Pieces, Ask]:
     """Return empty storage for the ask that a first piece announces, and the ask's head.
 
     Raises:
-        WireError: it is too large.
+        WireError: it is too large, or names members that cannot exist.
     """
     ask = unpack_ask(head.body)
+    named = ask.members if isinstance(ask, Attach | Load) else []
+    if strange := [name for name in named if not _MEMBER.fullmatch(name)]:
+        raise WireError("an ask names no members", given=strange[0][:100], expected="w0, w1, ...")
     most = min(MAX_BYTES, 8 * sum(expected_sizes(ask)) + 65_536)
     if min(expected_sizes(ask), default=0) < 0 or head.total_bytes > most:
         raise WireError(
             "an ask is too large", given=f"{head.total_bytes} bytes", expected=f"at most {most}"
         )
-    return Pieces(head.call, head.total_bytes), ask
+    # Pages are allocated when a piece is written, so a size that is only announced uses none.
+    return Pieces(head.call, head.total_bytes, np.zeros(head.total_bytes, np.uint8).data), ask

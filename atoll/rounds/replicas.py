@@ -34,11 +34,12 @@ def compare(results: Results, *, nodes: int = 1) -> Comparison:
     `nodes` is how many members the run began with. Members of a SWARM's stage are replicas of it,
     and members that hold a module of a model with paths are replicas of the module.
     """
+    results = {member: _checked(result) for member, result in results.items()}
     if any(result.get("modules") for result in results.values()):
         return _of_modules(results)
     by_stage: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for member, result in results.items():
-        by_stage[int(result.get("stage", 0))][member] = result
+        by_stage[result["stage"]][member] = result
     if len(by_stage) > 1:
         return _of_stages(
             [
@@ -71,6 +72,35 @@ def compare(results: Results, *, nodes: int = 1) -> Comparison:
     return Comparison(True, f"compared: {', '.join(last)}; not comparable: {ends}")
 
 
+def _checked(result: object) -> dict[str, Any]:
+    """Return what is compared of a result; values of another type count as not reported."""
+    known = result if isinstance(result, Mapping) else {}
+    tables = ("tensors", "own_tensors", "modules", "module_rounds")
+    checked: dict[str, Any] = {key: _table(known.get(key)) for key in tables}
+    for key in ("modules", "module_rounds"):
+        checked[key] = {number: x for number, x in checked[key].items() if _is_number(number)}
+    rounds = checked["module_rounds"]
+    checked["module_rounds"] = {number: _whole(x) for number, x in rounds.items()}
+    digest = known.get("digest")
+    checked["digest"] = digest if isinstance(digest, str) else ""
+    return checked | {key: _whole(known.get(key)) for key in ("steps", "rounds", "stage")}
+
+
+def _table(value: object) -> dict[str, Any]:
+    table = value if isinstance(value, Mapping) else {}
+    return {name: entry for name, entry in table.items() if isinstance(name, str)}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else 0
+
+
 def _of_stages(found: Sequence[Comparison]) -> Comparison:
     """Return the verdict over the stages of one model: members compare with those of their own."""
     known = [one.identical for one in found if one.identical is not None]
@@ -85,7 +115,7 @@ def _of_modules(results: Results) -> Comparison:
     modules = {module for result in results.values() for module in result.get("modules") or {}}
     for module in sorted(modules, key=int):
         holds = {m: r for m, r in results.items() if module in (r.get("modules") or {})}
-        rounds = {m: int((r.get("module_rounds") or {}).get(module, 0)) for m, r in holds.items()}
+        rounds = {m: r["module_rounds"].get(module, 0) for m, r in holds.items()}
         newest = sorted((m for m in holds if rounds[m] == max(rounds.values())), key=slot_of)
         by: dict[str, list[str]] = defaultdict(list)
         for member in newest:
@@ -137,7 +167,7 @@ def _ended(results: Results, group: Sequence[str]) -> str:
 
 
 def _place(result: Mapping[str, Any]) -> tuple[int, int]:
-    return int(result.get("rounds") or 0), int(result.get("steps") or 0)
+    return result["rounds"], result["steps"]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+NAMED_KEPT = 100
+"""Steps whose savers are remembered: an upload may end many steps later."""
+
 
 @dataclass
 class Saves:
@@ -26,6 +29,8 @@ class Saves:
     """History of that state, see `SwarmPlace`."""
     _step: int = -1
     _savers: dict[int, str] = field(default_factory=dict)
+    _named: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
+    """Stages and their savers, of the newest steps."""
     _failed: set[str] = field(default_factory=set)
     """Members that could not save this step."""
     stopping: bool = False
@@ -54,7 +59,14 @@ class Saves:
         for stage, members in enumerate(there):
             if self._savers.get(stage) not in members:  # the one before has the memory for it
                 self._savers[stage] = members[0]
+            self._named.setdefault(step, set()).add((stage, self._savers[stage]))
+        while len(self._named) > NAMED_KEPT:
+            del self._named[next(iter(self._named))]
         return [self._savers[stage] for stage in range(len(there))]
+
+    def named(self, member: str, step: int, stage: int) -> bool:
+        """Return whether a member was to save this state of a stage, now or earlier."""
+        return (stage, member) in self._named.get(step, ())
 
     def complete(self, step: int, history: int) -> None:
         """A checkpoint of this step is complete."""

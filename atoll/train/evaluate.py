@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.data import HeldOutBatches
 from atoll.devices.choose import device_of_model
 from atoll.devices.transfer import placed
+from atoll.models.language import evaluating
 from atoll.strategies.inner.local import count_correct, count_targets
 
 EVALUATION_BATCH = 64
@@ -66,24 +67,24 @@ def evaluate(
         shares: Number of shares.
         loss_of: Computes the loss in place of `model`; then no accuracy is reported.
     """
-    was_training, device = model.training, device_of_model(model)
-    model.eval()
+    device = device_of_model(model)
     loss_sum, tokens, correct = 0.0, 0, None
-    for index, (inputs, targets) in enumerate(
-        batches(batch=EVALUATION_BATCH, limit_tokens=limit_tokens)
-    ):
-        if index % shares != share:
-            continue
-        counted = count_targets(targets)
-        tokens += counted
-        if loss_of is None:
-            inputs, targets = placed((inputs, targets), device)
-        if loss_of is None and targets.dim() == 1:
-            outputs = model(inputs)
-            loss = model.criterion(outputs, targets)
-            correct = (correct or 0) + count_correct(outputs, targets)
-        else:
-            loss = (loss_of or model.loss)(inputs, targets)
-        loss_sum += float(loss) * counted
-    model.train(was_training)
+    with evaluating(model):
+        for index, (inputs, targets) in enumerate(
+            batches(batch=EVALUATION_BATCH, limit_tokens=limit_tokens)
+        ):
+            if index % shares != share:
+                continue
+            counted = count_targets(targets)
+            tokens += counted
+            if loss_of is None:
+                inputs, targets = placed((inputs, targets), device)
+            if loss_of is None and targets.dim() == 1:
+                outputs = model(inputs)
+                loss = model.criterion(outputs, targets)
+                correct = (correct or 0) + count_correct(outputs, targets)
+            else:
+                loss = (loss_of or model.loss)(inputs, targets)
+            if counted:  # the mean over no targets is NaN
+                loss_sum += float(loss) * counted
     return Evaluation(loss_sum, tokens, correct)

@@ -11,8 +11,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,31 +39,18 @@ from atoll.train.loop import LEFT, Loop
 from atoll.train.out_of_memory import memory_errors
 from atoll.train.results.data_preview import publish_preview
 from atoll.train.results.metrics import Recorder, Totals
+from atoll.train.results.outputs import Outputs
 from atoll.train.results.result import final_evaluation, member_result
 from atoll.train.state.committed import CommittedState
 from atoll.train.state.recovery_client import RecoveryClient, RolledBack
 from atoll.train.state.saving import NOT_SAVED, Saving, carrying
 from atoll.train.verification.witness import Witness, watch
-from atoll.wire.messages import Event, Point, Registered
+from atoll.wire.messages import Registered
 
 if TYPE_CHECKING:
     from atoll.train.island.island_trainer import TrainerIsland
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Where one member's results go; the functions MUST NOT block."""
-
-    directory: Path
-    """Folder of `metrics.jsonl`, `result.json` and the weights."""
-    report: Callable[[Point], None] | None = None
-    """Takes measurements."""
-    announce: Callable[[Event], None] | None = None
-    """Takes events for people."""
-    publish: Callable[[Path, str], None] | None = None
-    """Uploads a finished file under a name."""
 
 
 class Trainer:
@@ -109,7 +95,7 @@ class Trainer:
         self.start_s = 0.0
         self.first = Evaluation(0.0, 0)
         self._held_out: float | None = None
-        self._saved = -1, -1  # round and step
+        self._saved = -1, -1
         self._reserved = False
 
     def train(
@@ -196,7 +182,7 @@ class Trainer:
         if warning:
             log.warning("%s", warning)
         self.outer.rejoin(self.task)
-        if isinstance(self.group, SingleGroup):  # saved at any step; `rejoin` goes to a round
+        if self._between_rounds:  # `rejoin` goes to a round
             resume(store, round_, self.task, strategy=self.built.strategy)
             self.task.push()
         self.task.leases = {slot: dict(place) for slot, place in restored.leases.items()}
@@ -204,7 +190,7 @@ class Trainer:
         self.task.past = str(restored.counters.get("chain", ""))
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
-        self._saved = round_, self.task.step
+        self._saved = self._now
         if int(restored.counters.get("num_slots", len(self.task.leases))) != self.start.num_slots:
             self.task.leases.clear()  # the data is divided anew: saved positions are invalid
             return None
@@ -325,6 +311,18 @@ class Trainer:
         return look
 
     @property
+    def _between_rounds(self) -> bool:
+        """Whether states between two rounds are saved: of a member alone, which loses no step then.
+
+        Not with asynchronous pipelines: they are emptied for it, which changes the run.
+        """
+        return isinstance(self.group, SingleGroup) and self.spec.island.schedule != "async"
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self.task.round, self.task.step if self._between_rounds else 0
+
+    @property
     def _members(self) -> tuple[str, ...]:
         """Members of the last round; before the first one only this member."""
         return self.group.members or (self.group.me,)
@@ -372,7 +370,7 @@ class Trainer:
 
     def _save(self, *, final: bool, carry: bool = False) -> None:
         """Save a checkpoint, or what another mesh begins with; a failure does not end the run."""
-        if (now := (self.task.round, self.task.step)) == self._saved and not carry:
+        if (now := self._now) == self._saved and not carry:
             return  # a stop right after a scheduled save would write the same state twice
         saving = carrying(self.outputs.directory) if carry else self.saving
         began = self.clock.monotonic()

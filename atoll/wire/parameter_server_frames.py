@@ -102,12 +102,10 @@ class Pieces:
 
     call: int
     total_bytes: int
+    data: bytearray | memoryview
+    """`total_bytes` of writable memory."""
     body: bytes = b""
-    data: bytearray = field(init=False)
     have: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.data = bytearray(self.total_bytes)
 
     @property
     def complete(self) -> bool:

@@ -212,4 +212,4 @@ def test_without_64_bit_numbers_the_processor_computes(
     assert device_of_networks(device) == device
     RECORD.missing_dtypes.add(torch.float64)
     assert device_of_networks(device) == HERE
-    assert "64-bit numbers, which pretended has not" in caplog.text
+    assert "float64, which pretended does not support" in caplog.text

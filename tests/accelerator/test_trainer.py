@@ -31,9 +31,10 @@ from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.build import build
 from atoll.train.computing import options_on
+from atoll.train.results.outputs import Outputs
 from atoll.train.state.committed import CommittedState, adopt
 from atoll.train.state.saving import Saving
-from atoll.train.trainer import Outputs, Trainer
+from atoll.train.trainer import Trainer
 from atoll.wire.messages import Registered
 from tests.accelerator.child import PRETENDED_ONLY
 from tests.accelerator.noted import assert_one_model, computing, left_behind, on_processor

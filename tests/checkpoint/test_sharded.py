@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 
+from atoll.checkpoint.format.dcp_storage import PieceWriter
+from atoll.checkpoint.format.part import Part
 from atoll.checkpoint.format.pieces import PIECES, Pieces
 from atoll.checkpoint.sharded import (
     ShardedInfo,
     Trained,
+    alone_quietly,
     export_sharded,
     load_sharded,
     save_sharded,
@@ -109,6 +114,29 @@ def test_missing_or_mismatched_parts_are_named(tmp_path: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(PIECES_FORMAT.encode(), b"other"))
     with pytest.raises(CheckpointMissing, match="not a sharded one"):
         load_sharded(tmp_path, 1, Trained(model, optimizer))
+
+
+def test_overlapping_pieces_do_not_fill_a_tensor() -> None:
+    places = [[0, 0], [0, 2], [0, 2], [2, 2]]
+    parts = [
+        Part(f"{n}", {"v": torch.ones(2, 2)}, {PIECES: json.dumps({"v": [place, [4, 4]]})})
+        for n, place in enumerate(places)
+    ]
+    with pytest.raises(CheckpointCorrupt, match="pieces overlap"):
+        Pieces.of_parts(parts)
+    parts[2] = Part("2", parts[2].tensors, {PIECES: json.dumps({"v": [[2, 0], [4, 4]]})})
+    assert Pieces.of_parts(parts).cuts["v"].whole().tolist() == [[1.0] * 4] * 4
+
+
+def test_a_failed_write_releases_its_tensors(tmp_path: Path) -> None:
+    writer = PieceWriter(copy=True)
+    with alone_quietly():
+        save({"v": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        writer.write(tmp_path / "file" / "below", {})
+    writer.write(tmp_path / "other", {})
+    assert Pieces([tmp_path / "other"]).cuts == {}
 
 
 def test_optimizer_of_something_else_is_not_saved(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from atoll.checkpoint.format.part import Part, read_part
+from atoll.checkpoint.files import write_file
+from atoll.checkpoint.format.part import Part, part_blocks, read_part
+from atoll.checkpoint.format.pieces import entry
 from atoll.checkpoint.sharded import (
     ShardedInfo,
     Trained,
@@ -16,17 +19,21 @@ from atoll.checkpoint.sharded import (
     load_sharded,
     save_sharded,
 )
-from atoll.checkpoint.stages import (
-    begin_stages,
-    load_stage,
-    parts_with,
-    publish_stages,
-    save_stage,
-)
+from atoll.checkpoint.stages import load_stage, parts_with, stage_part
+from atoll.checkpoint.stores.folder import Folder
 from atoll.errors import CheckpointError, CheckpointMissing
 from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
 from atoll.strategies.inner.swarm.stage import StageCut
-from atoll.wire.manifest import checkpoint_folder, piece_file
+from atoll.wire.manifest import (
+    ABOUT_NAME,
+    MANIFEST_NAME,
+    PIECES_FORMAT,
+    Manifest,
+    ManifestPart,
+    checkpoint_folder,
+    encode_manifest,
+    piece_file,
+)
 from tests.strategies.swarm.kit import batch_of, built, fresh, means, runners, through
 
 INFO = ShardedInfo(step=2)
@@ -67,16 +74,36 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(found[name], tensor), name
 
 
+def save_stage(folder: Path, round_: int, stage: int, trained: Trained) -> ManifestPart:
+    """Write the file of one stage into a round's folder, which must be there."""
+    part = stage_part(trained, stage)
+    path = folder / checkpoint_folder(round_) / part.name
+    written = write_file(path, part_blocks(part.tensors, part.metadata))
+    return entry(part.name, f"stage{stage}", written)
+
+
+def publish_stages(folder: Path, round_: int, parts: list[ManifestPart]) -> None:
+    """Complete a checkpoint of which every stage's file is written, as the hub does."""
+    place = folder / checkpoint_folder(round_)
+    written = write_file(place / ABOUT_NAME, [msgspec.json.encode(INFO)])
+    manifest = Manifest(
+        job=folder.name, round=round_, step=INFO.step, members=[part.member for part in parts],
+        parts=[*parts, entry(ABOUT_NAME, parts[0].member, written)], created=0.0,
+        versions={"format": PIECES_FORMAT},
+    )  # fmt: skip
+    write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
+
+
 def saved(folder: Path, stages: int) -> list[tuple[StageRunner, torch.optim.Optimizer]]:
     path = stages_of(stages)
     for number in range(2):
         step(path, number)
-    begin_stages(folder, 1)
+    Folder(folder).begin(1)
     parts = [
         save_stage(folder, 1, place, Trained(runner.stage, optimizer))
         for place, (runner, optimizer) in enumerate(path)
     ]
-    assert publish_stages(folder, 1, parts, INFO).members == [f"stage{s}" for s in range(stages)]
+    publish_stages(folder, 1, parts)
     return path
 
 
@@ -128,12 +155,12 @@ def test_one_process_loads_all_stages_and_saves_for_them(tmp_path: Path) -> None
 
 def test_a_stage_alone_is_no_checkpoint(tmp_path: Path) -> None:
     ((first, optimizer), _) = stages_of(2)
-    begin_stages(tmp_path, 1)
+    Folder(tmp_path).begin(1)
     part = save_stage(tmp_path, 1, 0, Trained(first.stage, optimizer))
     whole = built("layers")
     with pytest.raises(CheckpointMissing):
         load_sharded(tmp_path, 1, Trained(whole, None))
-    publish_stages(tmp_path, 1, [part], INFO)
+    publish_stages(tmp_path, 1, [part])
     with pytest.raises(CheckpointError, match="it lacks"):
         load_sharded(tmp_path, 1, Trained(whole, None))
     with pytest.raises(CheckpointError, match="only it has"):

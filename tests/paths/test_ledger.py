@@ -223,6 +223,9 @@ def test_each_module_is_saved_by_one_of_its_holders() -> None:
         ask(book, member, phase=1)
     assert sorted(module for saved in book.save.values() for module in saved) == [0, 1, 2, 3]
     for member, saved in book.save.items():
+        other = "w1" if member == "w0" else "w0"
+        assert all(book.saves(member, 1, module) for module in saved)
+        assert not any(book.saves(other, 1, m) or book.saves(member, 2, m) for m in saved)
         assert set(saved) <= set(LAYOUT.modules_in(book.assigned[member]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,3 +291,31 @@ def test_donors_that_leave_after_the_end_change_nothing() -> None:
     assert scheduler.complete
     assert scheduler.shared is fetched
     assert scheduler.donors == {"w0"}
+
+
+def test_a_late_chunk_changes_nothing_of_the_next_attempt() -> None:
+    scheduler = new_scheduler("w0")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    while (work := scheduler.claim("w0")) is not None and work.image is not scheduler.shared:
+        for index in work.indices:
+            store_chunk(scheduler, "w0", work.image, index)
+    assert work is not None
+    scheduler.stop()
+    image = work.image
+    image.restart()
+    assert image.claim("w0", most=9, now=0.0) == [0, 1, 2, 3, 4]
+    store_chunk(scheduler, "w0", image, work.indices[0])
+    scheduler.release_chunks("w0")
+    scheduler.remove_source("w0")
+    assert image.done_bytes == 0
+    assert image.unassigned == 0
+
+
+def test_donors_whose_state_does_not_fit_are_dropped() -> None:
+    scheduler = new_scheduler("w0", "w1")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST, identical=False)
+    larger = msgspec.structs.replace(SHARED_MANIFEST, nbytes=2**60)
+    scheduler.add_source("w1", larger, INNER_MANIFEST, identical=False)
+    scheduler.remove_source("w0")
+    assert scheduler.finished
+    assert not scheduler.complete

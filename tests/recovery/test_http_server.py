@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from atoll.net.member_tls import MemberKey, server_context
 from atoll.recovery import StateServer, http_server
 from atoll.recovery.direct_source import DirectSource
 from atoll.recovery.http_server import HttpStateServer
@@ -18,6 +19,7 @@ from atoll.wire.recovery_messages import CHUNK, OFFER, OK, StateAnswer, StateAsk
 from tests.group.man_in_the_middle import Middle
 from tests.patience import PATIENCE_S
 from tests.recovery.world import LOCAL, Model, wait_until
+from tests.thread_limit import no_more_threads
 
 BODY = bytes(range(256)) * 1024
 
@@ -141,6 +143,24 @@ def test_closing_ends_connections_and_threads() -> None:
     wait_until(lambda: threading.active_count() < before)
     with pytest.raises(OSError):
         socket.create_connection((LOCAL, opened.port), timeout=1)
+
+
+def test_closing_ends_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "FIRST_HEAD_S", 10 * PATIENCE_S)
+    context = server_context(MemberKey())
+    opened = HttpStateServer(answer, address=LOCAL, keys=("right",), tls=context)
+    before = threading.active_count()
+    with socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) as connection:
+        wait_until(lambda: threading.active_count() > before)
+        opened.close()
+        assert connection.recv(1) == b""
+
+
+def test_a_connection_without_a_thread_takes_no_slot(opened: HttpStateServer) -> None:
+    with no_more_threads():
+        for _ in range(3):
+            assert raw(opened, b"") == b""
+    assert get(opened, "/chunk/3/shared/0/1") == 200
 
 
 def test_server_without_a_hub_takes_the_jobs_token() -> None:

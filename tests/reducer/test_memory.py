@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
 from atoll.codec.registry import make_codec
+from atoll.errors import LimitReached
 from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.memory import JOB as JOB_LIMIT
 from atoll.reducer.memory import MEMBER, MemoryQuota
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.server import Reducer
+from atoll.wire.chunks import count_pieces
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.parameter_server_frames import (
     ServerFrameHead,
     frames,
@@ -180,6 +189,51 @@ def test_a_push_that_does_not_fit_is_refused_and_others_go_on() -> None:
     assert servers.memory.figures() == {
         "held_bytes": 32.0, "refused": 1.0, "refused/w0": 1.0,
     }  # fmt: skip
+
+
+def test_a_size_that_is_only_announced_takes_no_memory() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    servers, total, elements = Servers(), 2**30, 2**28
+    body = pack_message(Push(1, 0, 0, "fp32", [elements]))
+    head = ServerFrameHead("ask", 1, 0, count_pieces(total), total, body)
+    frame, _ = pack_frame(head)
+    before = resident_bytes()
+    servers.endpoint._receive(Relayed(f"{JOB}/w0", memoryview(frame + bytes(CHUNK_BYTES))))
+    assert servers.endpoint.held() == {"w0": total}
+    assert resident_bytes() - before < total // 4
+
+
+def test_names_of_no_members_are_not_remembered() -> None:
+    servers = Servers()
+    for name in ("x0", "w", "w1.1", "w123456", "w" + "9" * 5_000):
+        assert servers.ask("w0", Attach(1, ["w0", name]), 0) is None
+    assert servers.endpoint.server.expected == []
+    servers.endpoint._tick(0.0)
+    assert set(servers.endpoint._clients) == {"w0"}
+
+
+def test_figures_can_be_read_while_others_are_refused() -> None:
+    memory = MemoryQuota(lambda: {MEMBER: 1}, held=Counter[str])
+    usual, done = sys.getswitchinterval(), threading.Event()
+
+    def refuse() -> None:
+        for number in range(30_000):
+            with contextlib.suppress(LimitReached):
+                memory.check(f"w{number}", 2)
+        done.set()
+
+    thread = threading.Thread(target=refuse)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        while not done.is_set():
+            memory.figures()
+    finally:
+        thread.join()
+        sys.setswitchinterval(usual)
+    assert memory.figures()["refused/w0"] == 1
 
 
 def test_models_of_regions_count_before_a_server_makes_them() -> None:

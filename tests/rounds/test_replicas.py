@@ -20,6 +20,17 @@ def test_a_difference_names_members_and_tensors() -> None:
     assert found.note == "w2 and w0 differ in b"
 
 
+def test_values_of_other_types_hide_no_difference() -> None:
+    keys = ("digest", "rounds", "steps", "tensors", "own_tensors", "stage", "modules",
+            "module_rounds")  # fmt: skip
+    for odd in (None, [], [1], {"x": []}, "1e5", float("nan"), 1e999, "9" * 5000, object()):
+        for key in keys:
+            found = compare({"w0": end("x", a="1"), "w1": end("y", a="2"),
+                             "w2": {**end("x"), key: odd}})  # fmt: skip
+            assert found.identical is False, (key, odd)
+            assert "w1" in found.odd
+
+
 def test_many_tensors_are_shortened() -> None:
     one, other = (end(d, **{f"t{n}": d for n in range(9)}) for d in "xy")
     assert compare({"w0": one, "w1": other}).note.endswith("t0, t1, t2, t3, t4 and 4 more")

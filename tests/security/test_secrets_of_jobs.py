@@ -63,7 +63,7 @@ def test_wrong_options_are_refused_without_their_values(line: str) -> None:
 
 
 def test_options_without_a_place_are_refused() -> None:
-    with pytest.raises(ConfigError, match="of no use"):
+    with pytest.raises(ConfigError, match="need a place"):
         parse_spec(SPEC.replace("s3://bucket/runs", ""))
 
 

@@ -10,8 +10,9 @@ from atoll.checkpoint import Store
 from atoll.config import JobSpec
 from atoll.group.base import Group
 from atoll.ids import slot_of
+from atoll.train.results.outputs import Outputs
 from atoll.train.state.saving import Saving
-from atoll.train.trainer import Outputs, Trainer
+from atoll.train.trainer import Trainer
 from atoll.wire.messages import Registered
 
 if TYPE_CHECKING:

@@ -133,19 +133,20 @@ class BackgroundSaver:
         try:
             with self._growing:
                 regions = self._copy(ready, slot)
+                self._moment("image made")
+                order = WriteOrder(
+                    number=0,
+                    round=point.round,
+                    step=point.step,
+                    stamp=stamp,
+                    members=list(point.members),
+                    regions=regions,
+                    versions=self._versions,
+                )
+                # Before `reserve` may ask for a free image, and move this one.
+                self._supervisor.take(order, slot=slot)
         except (StorageFull, OSError, MemoryError) as error:
             return self._skip(point, f"there is no room for its image: {error}")
-        self._moment("image made")
-        order = WriteOrder(
-            number=0,
-            round=point.round,
-            step=point.step,
-            stamp=stamp,
-            members=list(point.members),
-            regions=regions,
-            versions=self._versions,
-        )
-        self._supervisor.take(order, slot=slot)
         saved = Saved(sum(r.nbytes for r in regions), time.monotonic() - began)
         self._last = (stamp, saved)
         return saved

@@ -252,6 +252,18 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def hiding(secrets: Mapping[str, str]) -> Hide:
+    """Return what replaces these values in a text by their names."""
+
+    def hide(text: str) -> str:
+        for name, value in secrets.items():
+            if value:
+                text = text.replace(value, f"(secret {name})")
+        return text
+
+    return hide
+
+
 def run(commands: BinaryIO, reports: BinaryIO) -> None:
     """Copy one folder's pending checkpoints; ends early when the commands do."""
     task = msgspec.json.decode(commands.readline(), type=CopyTask)
@@ -263,14 +275,9 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
 
     threading.Thread(target=listen, name="commands", daemon=True).start()
 
-    def hide(text: str) -> str:
-        for name, value in task.secrets.items():
-            text = text.replace(value, f"(secret {name})")
-        return text
-
     copies = CheckpointCopies(Path(task.folder), task.url, job=task.job, options=task.options)
     # With secrets it does not retry: the next process gets them anew, perhaps corrected.
-    if not copy_all(copies, report=report, hide=hide, patient=not task.secrets):
+    if not copy_all(copies, report=report, hide=hiding(task.secrets), patient=not task.secrets):
         os._exit(1)
     report(WriterIdle())
 

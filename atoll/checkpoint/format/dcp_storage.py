@@ -48,16 +48,17 @@ class PieceWriter(StorageWriter):
         self._places: dict[str, list[list[int]]] = {}
 
     def write(self, path: Path, texts: Mapping[str, str]) -> Written:
-        """Write the pieces atomically and release them.
+        """Write the pieces atomically, and release them, also if that fails.
 
         Raises:
             StorageFull: the disk is full.
             CheckpointError: a tensor's type cannot be saved.
         """
         metadata = {**texts, PIECES: json.dumps(self._places)}
-        written = write_file(path, part_blocks(self._tensors, metadata))
-        self._tensors = {}
-        return written
+        try:
+            return write_file(path, part_blocks(self._tensors, metadata))
+        finally:
+            self._tensors.clear()  # the traceback of an error refers to the same dictionary
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Collect the pieces of a plan."""

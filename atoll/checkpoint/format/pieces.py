@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +118,24 @@ class Pieces:
             held = sum(piece.tensor.numel() for piece in cut.pieces)
             if held != torch.Size(cut.size).numel():
                 raise _odd("the checkpoint", name, f"{held} of {cut.size} are there")
+            if _overlap(cut.pieces):
+                raise _odd("the checkpoint", name, "pieces overlap, so that others are missing")
+
+
+def _overlap(pieces: Sequence[Piece]) -> bool:
+    """Return whether two pieces of a tensor have an element in common."""
+    boxes = sorted(
+        [(start, start + length) for start, length in zip(p.offsets, p.tensor.shape, strict=True)]
+        for p in pieces
+        if p.tensor.numel()
+    )
+    for number, box in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            if box and other[0][0] >= box[0][1]:
+                break  # so do all after it
+            if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
+                return True
+    return False
 
 
 def _places(part: Part) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:

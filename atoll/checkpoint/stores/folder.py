@@ -10,10 +10,12 @@ one folder: the one that finds all parts writes the manifest.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from atoll.checkpoint.files import (
 )
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.ids import slot_of
-from atoll.system import flush_folder
+from atoll.system import LOCKS_WAIT, flush_folder, lock_waiting
 from atoll.wire.manifest import (
     MANIFEST_NAME,
     REPLACED,
@@ -161,10 +163,13 @@ class Folder:
 
     def _set_aside(self, folder: Path) -> None:
         """Keep a complete checkpoint readable while another of the same round is written."""
-        aside = _aside(folder)
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        self._moment(f"{folder.name} set aside")
+        with _locked(folder.parent):
+            if not (folder / MANIFEST_NAME).exists():
+                return  # another member has set it aside meanwhile
+            aside = _aside(folder)
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            self._moment(f"{folder.name} set aside")
 
     def _write(self, folder: Path, files: Sequence[PartFile]) -> dict[str, Written]:
         """Write all parts, or none when there is no room for one of them."""
@@ -315,6 +320,21 @@ def missing(round_: int, *, place: str, rounds: Sequence[int]) -> CheckpointMiss
         given=place,
         expected=f"one of rounds {list(rounds)}" if rounds else "no round has one yet",
     )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Exclude other threads and processes that lock this folder, where the system can."""
+    if not LOCKS_WAIT:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            lock_waiting(handle)
+        yield
+    finally:
+        os.close(handle)  # this releases the lock
 
 
 def _aside(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import logging
 import math
 import sqlite3
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,8 @@ KEPT_S = {10: 2 * HOUR_S, 60: 2 * DAY_S, 600: 14 * DAY_S, 3_600: 400 * DAY_S}
 FINEST_S = min(KEPT_S)
 MAX_NAMES = 4_000
 """Distinct names of figures over all owners; further ones are not kept."""
+MAX_NEW_NAMES = 512
+"""Names that one owner may add until the next hub process."""
 MAX_VALUES = 256
 """Figures of one owner in one bucket; the same limit as for a job's metrics."""
 MAX_PENDING = 100_000
@@ -48,6 +51,13 @@ MAX_PENDING = 100_000
 _ENTRY = struct.Struct("<HIfff")
 _OWNERS_PER_TRIM = 500
 _FLOAT_MAX = 3.4e38
+
+_FREE_OWNER = "SELECT coalesce(max(id), 0) + 1 FROM history_owners"
+_FREE_NAME = """
+SELECT min(id) + 1 FROM (SELECT 0 AS id UNION SELECT id FROM history_names) AS taken
+WHERE NOT EXISTS (SELECT 1 FROM history_names WHERE id = taken.id + 1)
+"""
+"""The lowest number that is free, as names are deleted in any order."""
 
 Figures = dict[str, "Summary"]
 Place = tuple[str, int, int]
@@ -78,9 +88,13 @@ class History:
         self._database = database
         self._clock = clock
         self._pending: dict[tuple[str, int], Figures] = {}
+        self._names_at = 0.0
+        """When unused names may be deleted again."""
         # Both belong to the writer thread; cleared after a failed write, then read again.
         self._names: dict[str, int] = {}
         self._owners: dict[str, int] = {}
+        self._added: Counter[str] = Counter()
+        """Names that each owner added; belongs to the writer thread."""
 
     # ------------------------------------------------------------------------------ writing
 
@@ -125,7 +139,7 @@ class History:
             await self._database.write(write)
         except (AtollError, sqlite3.Error) as error:
             logger.warning("history waits for the disk: %s", error)
-            self._names, self._owners = {}, {}
+            self._names, self._owners, self._added = {}, {}, Counter()
             for key, figures in self._pending.items():
                 _merge(pending.setdefault(key, {}), figures)
             self._pending = pending
@@ -137,7 +151,7 @@ class History:
             'SELECT "values" FROM history WHERE owner = ? AND bucket_s = ? AND start = ?', key
         ).fetchone()
         numbered = {
-            self._number(connection, "name", name, self._names, MAX_NAMES): summary
+            self._name(connection, name, owner=place[0]): summary
             for name, summary in figures.items()
         }
         both = _unpack(found[0]) if found else {}
@@ -145,6 +159,14 @@ class History:
         connection.execute(
             "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", (*key, _pack(both))
         )
+
+    def _name(self, connection: sqlite3.Connection, name: str, *, owner: str) -> int:
+        """Return the id of a name; 0: it is new, and the table or the owner's share is full."""
+        changes = connection.total_changes
+        most = MAX_NAMES if self._added[owner] < MAX_NEW_NAMES else 0
+        number = self._number(connection, "name", name, self._names, most)
+        self._added[owner] += connection.total_changes - changes
+        return number
 
     @staticmethod
     def _number(
@@ -156,10 +178,9 @@ class History:
         table = f"history_{kind}s"
         row = connection.execute(f"SELECT id FROM {table} WHERE {kind} = ?", (text,)).fetchone()
         if row is None:
-            (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
-            if last >= most:
+            row = connection.execute(_FREE_NAME if kind == "name" else _FREE_OWNER).fetchone()
+            if row[0] > most:
                 return 0
-            row = (last + 1,)
             connection.execute(f"INSERT INTO {table} VALUES (?, ?)", (*row, text))
         known[text] = int(row[0])
         return known[text]
@@ -173,6 +194,31 @@ class History:
         for first in range(0, len(owners), _OWNERS_PER_TRIM):
             some = owners[first : first + _OWNERS_PER_TRIM]
             await self._database.write(partial(_trim, owners=some, now=now))
+        if now >= self._names_at:
+            self._names_at = now + DAY_S
+            await self._trim_names([owner for (owner,) in owners])
+
+    async def _trim_names(self, owners: list[int]) -> None:
+        """Delete names that no bucket has; all buckets are read, so only when most are taken."""
+
+        def begin(connection: sqlite3.Connection) -> tuple[dict[str, int], set[int]]:
+            ids = {row[0] for row in connection.execute("SELECT id FROM history_names")}
+            if 4 * len(ids) >= 3 * MAX_NAMES:
+                self._names = {}  # so that it has all names that are used from now on
+            return self._names, ids
+
+        known, unused = await self._database.write(begin)
+        if 4 * len(unused) < 3 * MAX_NAMES:
+            return
+        for owner in owners:
+            unused -= await self._database.search(partial(_names_of, owner=owner))
+
+        def write(connection: sqlite3.Connection) -> None:
+            if self._names is known:  # else a failed write has cleared it
+                gone = [(number,) for number in unused.difference(known.values())]
+                connection.executemany("DELETE FROM history_names WHERE id = ?", gone)
+
+        await self._database.write(write)
 
     async def forget(self, prefix: str) -> None:
         """Delete the history of every owner with this prefix."""
@@ -239,6 +285,11 @@ def _trim(connection: sqlite3.Connection, *, owners: Iterable[tuple[int]], now: 
                 "DELETE FROM history WHERE owner = ? AND bucket_s = ? AND start < ?",
                 (owner, width, now - kept_s - width),
             )
+
+
+def _names_of(connection: sqlite3.Connection, *, owner: int) -> set[int]:
+    rows = connection.execute('SELECT "values" FROM history WHERE owner = ?', (owner,))
+    return {entry[0] for (data,) in rows for entry in _ENTRY.iter_unpack(data)}
 
 
 def _merge(into: dict[Any, Summary], more: Mapping[Any, Summary]) -> None:

@@ -169,6 +169,10 @@ class PathService:
         self._hold(runtime, member, body)
         return await self._when(runtime, look, member=member) or PathMeeting()
 
+    def due(self, job: str, member: str, phase: int, module: int) -> bool:
+        """Return whether a member was to save a module; see :meth:`PathLedger.saves`."""
+        return self._runtime(job).ledger.saves(member, phase, module)
+
     def _hold(self, runtime: PathRuntime, member: str, said: PathAsk | PathTrained) -> None:
         runtime.ledger.rounds = self._rounds_of(runtime.job)
         runtime.ledger.hold(member, said)

@@ -19,6 +19,8 @@ from atoll.hub.queues.nats_records import ItemRecord
 from atoll.hub.queues.nats_streams import Delivery, StoredMessage, StreamState
 from atoll.wire.messages import QueueEntry
 
+LONGEST_LEASE = 100
+"""Characters: three 64-bit numbers and a hash are shorter."""
 KEYS_KEPT = 100_000
 """Keys and done items of one queue remembered in addition to the server."""
 
@@ -176,7 +178,11 @@ class NatsQueue:
 
     def _lease_of(self, lease: str) -> str:
         parts = lease.split(".")
-        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts[:3]):
+        if (
+            len(lease) > LONGEST_LEASE
+            or len(parts) != 4
+            or not all(part.isascii() and part.isdigit() for part in parts[:3])
+        ):
             return ""
         return self.lease(int(parts[0]), int(parts[1]), int(parts[2]))
 

@@ -188,9 +188,10 @@ class QueueState:
             raise self.full(need)
         producer = _Producer(need, asyncio.get_running_loop().create_future())
         self._producers.append(producer)
-        if self.room is not None:
-            self.room.waiting += 1
-            self.room.refusal(self, need.nbytes)  # notes the limit in the ledger
+        room = self.room  # it may be another one, or none, when the wait ends
+        if room is not None:
+            room.waiting += 1
+            room.refusal(self, need.nbytes)  # notes the limit in the ledger
         try:
             await asyncio.wait([producer.admitted], timeout=wait_s)
         except asyncio.CancelledError:
@@ -198,8 +199,8 @@ class QueueState:
                 self.free(need)
             raise
         finally:
-            if self.room is not None:
-                self.room.waiting -= 1
+            if room is not None:
+                room.waiting -= 1
             if producer in self._producers:
                 self._producers.remove(producer)
                 self.admit()  # a smaller put behind it may fit

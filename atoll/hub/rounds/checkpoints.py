@@ -19,6 +19,7 @@ from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
 from atoll.hub.observability.held_out import held_out_at
+from atoll.hub.rounds.announced import StageDue, check_announced
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.stage_parts import StageParts
 from atoll.hub.storage.checkpoint_folders import (
@@ -84,6 +85,7 @@ class Checkpoints:
         """Rounds for which an event about parts of two attempts was raised."""
         self._copies = Replicator(events=events, folder=jobs.folder, access=self._access)
         self.stages = StageParts(jobs, files)
+        self.stage_due: StageDue = _always
         self.stages_saved: Callable[[str, int], Awaitable[None]] = _ignore
         """Called when a checkpoint of a model in stages is complete; may be repeated."""
 
@@ -206,16 +208,12 @@ class Checkpoints:
     async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
         """Record an uploaded part; return whether the checkpoint is complete now.
 
-        Raises CheckpointCorrupt if the file is missing or differs from its description.
+        Raises CheckpointCorrupt if it is missing, not as described, or not this member's to save.
         """
         name, stages = part.name, self.stages.names(job)
-        own = stages or [member_part(member), SHARED_PART]
-        if name not in own:
-            raise CheckpointCorrupt(
-                "a member announced a part that is not its own",
-                given=f"{member}: {name}",
-                expected=" or ".join(own),
-            )
+        rounds = [one.machine.committed_round for one in self._rounds.runtimes.of(job)]
+        newest, due = max(rounds, default=None), self.stage_due
+        await check_announced(job, member, part, stages=stages, newest=newest, stage_due=due)
         path = f"{checkpoint_folder(part.round)}/{name}"
         found = await self._files.stat(job, path)
         if found is None or (found.nbytes, found.sha256) != (part.nbytes, part.sha256):
@@ -392,6 +390,10 @@ class Checkpoints:
             await self._database.write(write)
         if deleted:
             logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
+
+
+async def _always(job: str, member: str, round_: int, stage: int) -> bool:
+    return True
 
 
 async def _ignore(job: str, round_: int) -> None:

@@ -54,12 +54,16 @@ class BrowserLogins:
         over = [h for h, login in self._logins.items() if login.expires <= now]
         self._logins[_digest(secret)] = made
         await self._delete([*over, *theirs[: max(0, len(theirs) + 1 - MOST)]])
-        await self._database.write(
-            lambda connection: connection.execute(
-                "INSERT INTO auth_browsers VALUES (?, ?, ?, ?)",
-                (_digest(secret), role, name, made.expires),
-            )
-        )
+        hash_ = _digest(secret)
+
+        def write(connection: sqlite3.Connection) -> None:
+            if hash_ in self._logins:  # else it was revoked while the deletion was written
+                connection.execute(
+                    "INSERT INTO auth_browsers VALUES (?, ?, ?, ?)",
+                    (hash_, role, name, made.expires),
+                )
+
+        await self._database.write(write)
         return secret
 
     def find(self, secret: str) -> tuple[str, str] | None:

@@ -101,10 +101,12 @@ class Secrets:
             HubError: one cannot be decrypted, because the hub has lost its key.
         """
         wanted = list(names)
-        await self.check(wanted)
         rows = await self._database.read(
             lambda connection: dict(connection.execute("SELECT name, sealed FROM secrets"))
         )
+        for name in wanted:
+            if name not in rows:
+                raise _missing(name, list(rows))
         return {name: self._open(name, rows[name]) for name in wanted}
 
     def _open(self, name: str, sealed: bytes) -> str:

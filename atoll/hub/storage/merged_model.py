@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 
+from atoll.errors import WireError
 from atoll.wire.manifest import MODEL_PREFIX
 from atoll.wire.part_header import LENGTH, read_header
 
 BLOCK_BYTES = 2**20
 ALIGNMENT = 8
+LONGEST_DTYPE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def _blocks(files: Sequence[Path], texts: Mapping[str, str]) -> Iterator[bytes]:
             header, begin = read_header(source, nbytes=path.stat().st_size, name=path.name)
         for name, entry in header.items():
             if name.startswith(MODEL_PREFIX):
-                start, end = entry["data_offsets"]
+                start, end = _offsets(entry, path=path)
                 span = _Span(path, begin + start, end - start)
                 entries[name.removeprefix(MODEL_PREFIX)] = entry, span
     # Large types first, as in other files of Atoll: every tensor is then aligned to its type.
@@ -67,6 +69,19 @@ def _blocks(files: Sequence[Path], texts: Mapping[str, str]) -> Iterator[bytes]:
     yield LENGTH.pack(len(head)) + head
     for name in order:
         yield from _read(entries[name][1])
+
+
+def _offsets(entry: object, *, path: Path) -> tuple[int, int]:
+    """Return where a tensor begins and ends; its entry is written by a member of the job."""
+    match entry:
+        case {"dtype": str(dtype), "data_offsets": [int(start), int(end)]}:
+            if len(dtype) <= LONGEST_DTYPE and 0 <= start <= end:
+                return start, end
+    raise WireError(
+        f"{path.name} is not a part of a checkpoint",
+        given=repr(entry)[:200],
+        expected="a type and two ascending offsets for each tensor",
+    )
 
 
 def _bits(entry: Mapping[str, Any]) -> int:

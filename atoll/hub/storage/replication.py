@@ -126,7 +126,7 @@ class Replicator:
             }  # fmt: skip
             process.stdin.write(msgspec.json.encode(task) + b"\n")
             await process.stdin.drain()
-            async for line in process.stdout:
+            while (line := await _line(process.stdout)) is not None:
                 await self._tell(job, line)
             return await process.wait()
         finally:
@@ -154,3 +154,11 @@ class Replicator:
             self._trouble[job] = error
             what = "checkpoints are" if round_ is None else f"the checkpoint of round {round_} is"
             await self._events.add(job, "checkpoint-copy-failed", f"{what} not copied yet: {error}")
+
+
+async def _line(source: asyncio.StreamReader) -> bytes | None:
+    """Return the next line, empty if it is too long to be a report; None: there is none."""
+    try:
+        return await source.readline() or None
+    except ValueError:
+        return b""

@@ -211,6 +211,18 @@ class SwarmService:
         runtime.ledger.table += 1  # so that each member that watches learns the next saver
         await self._after(runtime)
 
+    async def due(self, job: str, member: str, step: int, stage: int) -> bool:
+        """Return whether a member was to save a stage; waits while a new ledger is rebuilt."""
+        runtime = self._runtime(job)
+
+        async def look() -> bool | None:
+            ledger = runtime.ledger
+            ledger.savers()
+            named = step <= ledger.step and ledger.saves.named(member, step, stage)
+            return named or (None if ledger.rebuilding(self._clock.monotonic()) else False)
+
+        return bool(await self._when(runtime, look))
+
     async def saved(self, job: str, step: int) -> None:
         """A checkpoint is complete; that of the last step becomes the job's model."""
         runtime = self._runtime(job)

@@ -49,3 +49,22 @@ def untrained_state(model: nn.Module) -> dict[str, Tensor]:
         if name in saved and not is_inexact(buffer)
     }
     return frozen | counts
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained matrices that are neither embeddings nor the output layer.
+
+    The output layer is the last linear one, if it has the shape of an embedding. Others may have
+    that shape by chance: 64 to 256 features beside an embedding of 256 bytes. So ask for them of
+    the whole model: a stage of it may have no embedding.
+    """
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside = {id(module.weight) for module in embeddings}
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    shapes = {module.weight.shape for module in embeddings}
+    outside |= {id(module.weight) for module in last if module.weight.shape in shapes}
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.dim() == 2 and id(parameter) not in outside
+    ]

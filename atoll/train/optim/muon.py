@@ -11,6 +11,7 @@ from torch.optim import AdamW, NAdam, Optimizer
 
 from atoll.devices.optimizers import has_fused
 from atoll.errors import ConfigError, unknown
+from atoll.strategies.inner.model_facts import hidden_matrices
 
 LR_SCALE = "lr_scale"
 """Key of a parameter group: its rate as a share of the schedule's."""
@@ -89,6 +90,33 @@ def muon(
     Raises:
         ConfigError: the model has no hidden matrix, this torch has no Muon, or `rest` is unknown.
     """
+    hidden = hidden_matrices(model)
+    if not hidden:
+        raise ConfigError(
+            "the model has no hidden matrix for Muon",
+            expected="a trained 2-D parameter that is neither an embedding nor the output layer",
+            remedy='take optimizer = "adamw"',
+        )
+    return muon_over(
+        model, hidden, rates=(lr, adamw_lr), weight_decay=weight_decay, betas=betas, rest=rest,
+        options=options or {},
+    )  # fmt: skip
+
+
+def muon_over(
+    model: nn.Module,
+    hidden: Sequence[nn.Parameter],
+    *,
+    rates: tuple[float, float | None],
+    weight_decay: float,
+    betas: tuple[float, float],
+    rest: str,
+    options: Mapping[str, Any],
+) -> Optimizer:
+    """Like `muon` for a part of a model, which may have no `hidden` matrix of the whole.
+
+    `rates` are Muon's and AdamW's.
+    """
     if rest not in RESTS:
         raise unknown("optimizer beside Muon", rest, RESTS)
     kind = getattr(torch.optim, "Muon", None)
@@ -98,16 +126,14 @@ def muon(
             given=f"torch {torch.__version__}", expected="torch 2.9 or newer",
             remedy='take optimizer = "adamw", or update torch',
         )  # fmt: skip
-    hidden = hidden_matrices(model)
-    if not hidden:
-        raise ConfigError(
-            "the model has no hidden matrix for Muon",
-            expected="a trained 2-D parameter that is neither an embedding nor the output layer",
-            remedy='take optimizer = "adamw"',
-        )
     ids = {id(parameter) for parameter in hidden}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
-    parts: list[Optimizer] = [kind(hidden, lr=lr, weight_decay=weight_decay, **(options or {}))]
+    if not hidden and not others:
+        raise ConfigError("there is nothing to train", expected="a stage with weights")
+    lr, adamw_lr = rates
+    parts: list[Optimizer] = []
+    if hidden:
+        parts.append(kind(hidden, lr=lr, weight_decay=weight_decay, **options))
     if others:
         rate = lr * ADAMW_SHARE if adamw_lr is None else adamw_lr
         groups = decay_groups(others, weight_decay=weight_decay)
@@ -119,24 +145,6 @@ def muon(
         for group in beside.param_groups:
             group[LR_SCALE] = rate / lr
     return CombinedOptimizer(parts)
-
-
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trained matrices that are neither embeddings nor the output layer.
-
-    The output layer is the last linear one, if it has the shape of an embedding. Others may have
-    that shape by chance: 64 to 256 features beside an embedding of 256 bytes.
-    """
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outside = {id(module.weight) for module in embeddings}
-    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
-    shapes = {module.weight.shape for module in embeddings}
-    outside |= {id(module.weight) for module in last if module.weight.shape in shapes}
-    return [
-        parameter
-        for parameter in model.parameters()
-        if parameter.requires_grad and parameter.dim() == 2 and id(parameter) not in outside
-    ]
 
 
 def decay_groups(parameters: Sequence[Tensor], *, weight_decay: float) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,23 @@ from atoll.devices.optimizers import has_fused
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.wrapped_optimizer import needs_closure
 from atoll.train.optim.lazy_compiler import leave_out_compiler
-from atoll.train.optim.muon import LR_SCALE, RESTS, decay_groups, muon
+from atoll.train.optim.muon import LR_SCALE, RESTS, decay_groups, muon, muon_over
 
 SCHEDULES = ("cosine", "constant")
 
 
-def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, table: TrainTable, *, hidden: Sequence[nn.Parameter] | None = None
+) -> Optimizer:
     """Return the optimizer of a `[train]` table; only matrices decay.
 
     It uses torch's fused kernels where the model's device has them: one call instead of a dozen
     per tensor, a measurable part of a step of small models.
+
+    Args:
+        model: What it trains.
+        table: The optimizer and its options.
+        hidden: For a part of a model: which of its parameters are hidden matrices of the whole.
 
     Raises:
         ConfigError: the optimizer is unknown, or one of its options is wrong.
@@ -35,7 +42,7 @@ def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
     options, decay = dict(table.options), table.weight_decay
     betas = (table.betas[0], table.betas[1])
     if table.optimizer == "muon":
-        return _muon(model, table, options, betas=betas)
+        return _muon(model, table, options, betas=betas, hidden=hidden)
     fused = has_fused(device_of_model(model))
     groups = decay_groups([p for p in model.parameters() if p.requires_grad], weight_decay=decay)
     if table.optimizer == "adamw":
@@ -67,13 +74,19 @@ def torch_optimizers() -> dict[str, type[Optimizer]]:
 
 
 def _muon(
-    model: nn.Module, table: TrainTable, options: dict[str, Any], *, betas: tuple[float, float]
-) -> Optimizer:
+    model: nn.Module, table: TrainTable, options: dict[str, Any], *, betas: tuple[float, float],
+    hidden: Sequence[nn.Parameter] | None,
+) -> Optimizer:  # fmt: skip
     adamw_lr, rest = options.pop("adamw_lr", None), options.pop("rest", RESTS[0])
     kind = getattr(torch.optim, "Muon", None)
     if kind is not None:  # without it, the call below raises the error
         _check_options(kind, options, more=("adamw_lr", "rest"))
     with _Refused("muon", table.options):
+        if hidden is not None:
+            return muon_over(
+                model, hidden, rates=(table.lr, adamw_lr), weight_decay=table.weight_decay,
+                betas=betas, rest=rest, options=options,
+            )  # fmt: skip
         return muon(
             model, lr=table.lr, adamw_lr=adamw_lr, weight_decay=table.weight_decay, betas=betas,
             rest=rest, options=options,

@@ -15,7 +15,7 @@ from atoll.train.join_job import JoinedJob
 from atoll.train.paths.states import JobModules
 from atoll.train.paths.trainer import PathMember, PathTrainer
 from atoll.train.results.metrics import metrics_outbox
-from atoll.train.trainer import Outputs
+from atoll.train.results.outputs import Outputs
 from atoll.wire.paths import PathAsk, PathMeeting, PathTrained, PathTurn
 
 SENT = "sha256:"

@@ -46,8 +46,8 @@ from atoll.train.paths.modules import HeldModules, phase_steps
 from atoll.train.paths.start import begin_from
 from atoll.train.paths.states import ModuleStates, module_part
 from atoll.train.results.metrics import Recorder, Totals
+from atoll.train.results.outputs import Outputs
 from atoll.train.results.result import run_result
-from atoll.train.trainer import Outputs
 from atoll.wire import paths as wire
 from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathShard, PathTrained, PathTurn
 

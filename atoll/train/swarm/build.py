@@ -63,7 +63,7 @@ class TrainedStage:
         With `outer` each member steps its own optimizer, and `outer` combines their parameters.
         """
         self.runner = StageRunner(stage, seed=spec.job.seed, early=spec.swarm.early_microbatches)
-        self.optimizer = build_optimizer(stage.module, spec.train)
+        self.optimizer = build_optimizer(stage.module, spec.train, hidden=stage.hidden)
         if self.runner.early:
             check_lookahead(self.optimizer, instead=SYNC)
         schedule = StepSchedule(self.optimizer, learning_rate(spec.train))

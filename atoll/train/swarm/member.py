@@ -121,7 +121,7 @@ class SwarmMember:
             if self._served is not None and self.step >= self.last:
                 # Only a job that ends while it waits for a stage has steps left since a round.
                 self._served.trained.meet(last=True)
-        except GroupLeft as error:
+        except (GroupLeft, LeftBehind) as error:
             log.info("%s: %s", self.me, error)
         finally:
             self._stopped.set()

@@ -12,9 +12,10 @@ from atoll.group.peers.nearest import NearestChannel
 from atoll.group.routes.rendezvous_store import own_address
 from atoll.train.join_job import JoinedJob
 from atoll.train.results.metrics import metrics_outbox
+from atoll.train.results.outputs import Outputs
 from atoll.train.swarm.trainer import SwarmTrainer
 from atoll.train.swarm.whole import StagesOuter
-from atoll.train.trainer import Outputs, Trainer
+from atoll.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from atoll.train.island.island_trainer import TrainerIsland

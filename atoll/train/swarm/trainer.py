@@ -31,6 +31,7 @@ from atoll.train.computing import options_on
 from atoll.train.join_job import JoinedJob
 from atoll.train.out_of_memory import memory_errors
 from atoll.train.results.metrics import REPORT_EVERY_S, Recorder, Totals
+from atoll.train.results.outputs import Outputs
 from atoll.train.results.result import run_result
 from atoll.train.swarm.build import JobStages, TrainedStage
 from atoll.train.swarm.member import SwarmMember
@@ -38,7 +39,6 @@ from atoll.train.swarm.outer import StageOuter
 from atoll.train.swarm.parts import SwarmJob
 from atoll.train.swarm.rounds import StageRounds
 from atoll.train.swarm.states import JobStates
-from atoll.train.trainer import Outputs
 
 LEFT = "this process was asked to stop"
 STOPPED = "the job was asked to stop"

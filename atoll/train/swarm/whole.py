@@ -67,7 +67,7 @@ class StagesOuter(OuterDefaults):
     ) -> StagesOuter:
         """Return the outer method of a job's member."""
         late = joined.connection.registered.committed_round > 0
-        states = LateStages.of(joined, should_stop=should_stop)
+        states = LateStages.of(joined, should_stop=should_stop) if late else None
         cut = StageCut(stages=spec.swarm.stages, cuts=tuple(spec.swarm.cuts))
         return cls(check_job(spec), cut=cut, states=states, late=late)
 
@@ -222,10 +222,10 @@ class LateStages:
 
     def __init__(
         self, ask: Callable[[SwarmAnnounce], SwarmPlace], states: StageStates, *,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False, close: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Ask the hub for donors, until `should_stop`."""
-        self._ask, self._states, self._stop = ask, states, should_stop
+        """Ask the hub for donors, until `should_stop`; `close` the states once they are loaded."""
+        self._ask, self._states, self._stop, self._close = ask, states, should_stop, close
 
     @classmethod
     def of(cls, joined: JoinedJob, *, should_stop: Callable[[], bool]) -> LateStages:
@@ -241,7 +241,7 @@ class LateStages:
             return place
 
         states = JobStates.of(joined, should_stop=should_stop)
-        return cls(ask, states, should_stop=should_stop)
+        return cls(ask, states, should_stop=should_stop, close=states.close)
 
     def take_over(self, task: Task, stages: Sequence[MetStage]) -> int:
         """Load all stages, after the same number of rounds.
@@ -253,8 +253,11 @@ class LateStages:
             CheckpointError: the states are of another model.
         """
         model = _Joined([met.stage for met in stages])
-        parts, places = self._parts(model, len(stages))
-        self._load(task, model, parts)
+        try:
+            parts, places = self._parts(model, len(stages))
+            self._load(task, model, parts)
+        finally:
+            self._close()
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         over = all(place.finished for place in places)
         rounds = [] if over else [int(part.metadata[ROUND]) for part in parts]

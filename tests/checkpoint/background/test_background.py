@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -224,6 +225,23 @@ def test_training_continues_without_room_for_the_image(
         assert isinstance(save(saver, 2), Saved)
         assert saver.close(WAIT_S)
     assert newest(tmp_path) == 2
+
+
+def test_an_image_that_is_made_is_not_moved_before_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moment(name: str) -> None:
+        if name == "image made":
+            monkeypatch.setattr(memory_module, "memory_room", lambda: 0)
+            saver.reserve(2**24)
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint-memory":
+                    thread.join(0.3)  # it waits for the end of the save
+
+    saver = BackgroundSaver(target(tmp_path), scratch=tmp_path, moment=moment)
+    assert isinstance(save(saver, 1), Saved)
+    assert saver.close(WAIT_S)
+    assert newest(tmp_path) == 1
 
 
 def test_memory_can_be_had_ahead_of_time(tmp_path: Path) -> None:

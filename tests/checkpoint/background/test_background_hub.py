@@ -65,6 +65,8 @@ class Site:
                 raise self.troubles.pop(0)
             if self.server is None or self.server.hub is None:
                 raise HubUnreachable("no hub")
+            for one in self.server.hub.rounds.runtimes.of(self.job):
+                one.machine.committed_round = part.round
             done = self.server.call(self.server.hub.checkpoints.deliver(self.job, "w0", part))
             self.announced.append(part)
             return done

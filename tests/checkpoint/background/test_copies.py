@@ -15,7 +15,13 @@ import msgspec
 import pytest
 
 from atoll.checkpoint import BackgroundSaver, DirectoryStore, SavePoint
-from atoll.checkpoint.background.copies import JOURNAL, CheckpointCopies, Journal, copy_all
+from atoll.checkpoint.background.copies import (
+    JOURNAL,
+    CheckpointCopies,
+    Journal,
+    copy_all,
+    hiding,
+)
 from atoll.checkpoint.background.messages import Copied, CopyFailed, FolderTarget, Report
 from atoll.checkpoint.stores.remote import Remote, hidden, locate
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, ConfigError
@@ -320,6 +326,10 @@ def test_store_that_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="reported an error"):
         Remote(str(tmp_path / "file" / "below")).write("name", b"x")
+
+
+def test_an_empty_secret_hides_nothing() -> None:
+    assert hiding({"KEY": "", "TOKEN": "abc"})("x abc y") == "x (secret TOKEN) y"
 
 
 def test_many_threads_may_wake_one_copier(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from atoll.checkpoint import SHARED, DirectoryStore, Part, SavePoint, member_part
-from atoll.checkpoint.format.part import STATE
+from atoll.checkpoint.format.part import STATE, part_blocks
+from atoll.checkpoint.stores.folder import Folder, PartFile
+from atoll.checkpoint.stores.store import stamped
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
 from atoll.wire.part_check import check_part
@@ -99,6 +103,27 @@ def test_same_state_again_leaves_the_checkpoint_alone(store: DirectoryStore) -> 
 def test_other_state_of_the_same_round_replaces_the_checkpoint(store: DirectoryStore) -> None:
     fill(store, 2, value=1.0, state="old")
     fill(store, 2, value=2.0, state="new")
+    assert store.get(2, names=PARTS)["w0.safetensors"].tensors["v"][0] == 2.0
+
+
+class Late(list[PartFile]):
+    """Files whose member is held up once it has looked for a manifest."""
+
+    before: Callable[[], object] = staticmethod(lambda: None)
+
+    def __iter__(self) -> Iterator[PartFile]:
+        before, self.before = self.before, lambda: None
+        before()
+        return super().__iter__()
+
+
+def test_members_that_replace_one_checkpoint_at_once(store: DirectoryStore) -> None:
+    fill(store, 2, value=1.0, state="old")
+    points = {member: SavePoint(2, 20, member, MEMBERS) for member in MEMBERS}
+    stamp, parts = stamped(parts_of("w1", value=2.0, state="new"), points["w1"])
+    files = Late(PartFile(p.name, partial(part_blocks, p.tensors, p.metadata)) for p in parts)
+    files.before = lambda: store.put(points["w0"], parts_of("w0", value=2.0, state="new"))
+    assert Folder(store.folder).put(2, files, stamp=stamp, step=20, members=MEMBERS)
     assert store.get(2, names=PARTS)["w0.safetensors"].tensors["v"][0] == 2.0
 
 

@@ -148,6 +148,23 @@ def test_names_that_others_choose_fill_nothing_up(
     assert len(past.read("job/w19", span_s=600)["series"]) == 5
 
 
+def test_an_owner_does_not_use_up_all_names(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_NAMES", 8)
+    monkeypatch.setattr(history_module, "MAX_NEW_NAMES", 6)
+    past.history.note("node/odd", past.clock.wall(), {f"odd{n}": 1.0 for n in range(20)})
+    past.flush()
+    past.history.note("node/a", past.clock.wall(), {"load": 2.0})
+    past.flush()
+    assert list(past.read("node/a", span_s=600)["series"]) == ["load"]
+    asyncio.run(past.history.forget("node/odd"))
+    asyncio.run(past.history.trim())
+    past.history.note("node/a", past.clock.wall(), {f"fan{n}": 3.0 for n in range(5)} | {"load": 4})
+    past.flush()
+    series = past.read("node/a", span_s=600)["series"]
+    assert sorted(series) == [*(f"fan{n}" for n in range(5)), "load"]
+    assert series["load"]["count"] == [2]
+
+
 def test_nodes_are_sampled_and_their_number_bounds_the_cost(tmp_path: Path) -> None:
     async def test(stores: Any) -> None:
         clock = VirtualClock()

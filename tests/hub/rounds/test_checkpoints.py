@@ -114,6 +114,7 @@ def test_part_announced_twice_is_answered_the_same(running: Running) -> None:
 
 
 def test_part_that_differs_from_its_announcement_is_refused(running: Running) -> None:
+    commit(running, 0, running.members)
     part = put(running, 1, "w0.safetensors", b"data")
     for wrong in (
         CheckpointPart(1, 10, part.name, "0" * 64, part.nbytes),
@@ -122,6 +123,15 @@ def test_part_that_differs_from_its_announcement_is_refused(running: Running) ->
         answer = running.members[0].request(wrong)
         assert isinstance(answer, Failure)
         assert answer.error["kind"] == "CheckpointCorrupt"
+
+
+def test_part_of_a_round_not_committed_is_refused(running: Running) -> None:
+    commit(running, 0, running.members)
+    for round_ in (-1, 2, 10**12):
+        part = CheckpointPart(round_, 10, "w0.safetensors", "0" * 64, 1)
+        answer = running.members[0].request(part)
+        assert isinstance(answer, Failure)
+        assert "not to save" in answer.error["what"], round_
 
 
 def test_lost_member_does_not_hold_up_the_checkpoint(running: Running) -> None:

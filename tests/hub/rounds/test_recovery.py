@@ -148,6 +148,7 @@ def test_standing_on_another_state_is_refused_and_told(running: Running) -> None
         assert answer.error["kind"] == LeftBehind.__name__
         answer = newcomer.request(Standing(0, "base0"))
         assert isinstance(answer, Failure)
+        until(lambda: bool(event_texts(running.hub, running.job, "refused")))
         assert "your replica differs" in event_texts(running.hub, running.job, "refused")[0]
         stand(newcomer, 1, "base1")
 

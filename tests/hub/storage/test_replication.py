@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,16 @@ def test_job_that_was_forgotten_at_once_is_copied_later(hub: HubServer, tmp_path
 
     hub.call(forgotten_at_once())
     until(lambda: Remote(url, job="job").rounds() == [1])
+    hub.call(made.close())
+
+
+def test_a_report_that_is_too_long_does_not_end_the_copying(hub: HubServer, tmp_path: Path) -> None:
+    report = json.dumps({"type": "Copied", "round": 1, "nbytes": 5})
+    code = f"print('x' * 10**6); print({report!r})"
+    made = copies(hub, tmp_path, (sys.executable, "-c", code))
+    fill(tmp_path, 1)
+    wake(hub, made, "x")
+    until(lambda: [kind for kind, _ in events_in(hub)] == ["checkpoint-copied"])
     hub.call(made.close())
 
 

@@ -12,6 +12,7 @@ from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
 from atoll.errors import CheckpointMissing
 from atoll.hub.server import HubServer
 from atoll.strategies.inner.swarm.stage import StageCut
+from atoll.swarm.ledger import Ledger
 from atoll.train.results.sample import load_model
 from atoll.train.swarm.build import JobStages, TrainedStage
 from atoll.train.swarm.states import JobStates
@@ -94,8 +95,16 @@ def site(swarm: Running, tmp_path: Path) -> Iterator[Site]:
         yield found
 
 
-def test_the_hub_completes_what_all_stages_have_saved(site: Site) -> None:
+def reach(site: Site, step: int) -> Ledger:
+    """Let the hub's ledger be at a step whose state is to be saved."""
     ledger = ledger_of(site.swarm)
+    ledger.steps.step, ledger.saves.every = step, step
+    assert ledger.savers() == ["w0", "w1"]
+    return ledger
+
+
+def test_the_hub_completes_what_all_stages_have_saved(site: Site) -> None:
+    ledger = reach(site, 7)
     site.save(0, at=7)
     with pytest.raises(CheckpointMissing), contextlib.closing(site.states[1].store()) as store:
         store.manifest(7)
@@ -126,6 +135,7 @@ def _at(site: Site, stage: int, number: int) -> TrainedStage:
 
 
 def test_files_of_two_histories_make_no_checkpoint(site: Site) -> None:
+    reach(site, 7)
     site.save(0, at=7, history=3)
     site.save(1, at=7, history=4)
     assert not site.at_hub(f"checkpoints/round-000007/{MANIFEST_NAME}").exists()
@@ -136,8 +146,7 @@ def test_files_of_two_histories_make_no_checkpoint(site: Site) -> None:
 
 
 def test_the_last_checkpoint_becomes_the_jobs_model(site: Site) -> None:
-    ledger = ledger_of(site.swarm)
-    ledger.saves.last = LAST
+    reach(site, LAST).saves.last = LAST
     for slot in range(2):
         site.save(slot, at=LAST)
     model, tokenizer = load_model(site.at_hub("model.safetensors"))
@@ -152,6 +161,17 @@ def test_a_file_of_no_stage_is_refused(site: Site) -> None:
     answer = site.swarm.members[0].request(CheckpointPart(7, 7, piece_file(2), "0" * 64, 1))
     assert isinstance(answer, Failure)
     assert "not its own" in answer.error["what"]
+
+
+def test_only_named_savers_save_what_the_ledger_reached(site: Site) -> None:
+    reach(site, 7)
+    site.swarm.members[0].request(CheckpointPart(7, 7, piece_file(0), "0" * 64, 1))
+    for round_, stage in ((-1, 0), (10**12, 0), (8, 0), (7, 1)):
+        answer = site.swarm.members[0].request(
+            CheckpointPart(round_, round_, piece_file(stage), "0" * 64, 1)
+        )
+        assert isinstance(answer, Failure)
+        assert "not to save" in answer.error["what"], (round_, stage)
 
 
 def test_a_saver_that_failed_is_replaced_or_given_up(site: Site) -> None:

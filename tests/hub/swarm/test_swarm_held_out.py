@@ -13,7 +13,7 @@ from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, decode_manifes
 from atoll.wire.messages import Done, SwarmAnnounce, SwarmDone, SwarmLeases, SwarmWant
 from atoll.wire.swarm import HeldOutSum, Holder, SwarmLease
 from tests.hub.nodes.test_membership import Running, event_texts
-from tests.hub.swarm.test_stage_checkpoints import Site, site, swarm
+from tests.hub.swarm.test_stage_checkpoints import Site, reach, site, swarm
 from tests.hub.swarm.test_swarm_service import announced, ledger_of, ready
 
 __all__ = ["site", "swarm"]
@@ -104,7 +104,7 @@ def test_two_who_store_at_once_tell_it_once(swarm: Running) -> None:
 @pytest.mark.parametrize("saved_first", [True, False])
 def test_a_checkpoint_is_scored_whatever_is_first(site: Site, saved_first: bool) -> None:
     swarm = site.swarm
-    ledger = ledger_of(swarm)
+    ledger = reach(site, 7)
     ledger.begin(7)
     ledger.saves.saved = 7  # members that come back keep this state
 

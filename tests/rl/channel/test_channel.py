@@ -363,7 +363,7 @@ class LosingChannel(BadLink):
         return super().large(sha256)
 
 
-def test_items_whose_content_cannot_be_fetched_come_again_at_once(
+def test_items_that_cannot_be_fetched_come_again_at_once(
     channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_queue, "LEASE_S", 1000.0)

@@ -14,7 +14,8 @@ from atoll.config import TrainTable, dump_spec, parse_spec, read_spec
 from atoll.errors import ConfigError
 from atoll.models import GPT, GPTConfig
 from atoll.models.gpt2 import GPT2, GPT2Config
-from atoll.train.optim.muon import hidden_matrices, muon
+from atoll.strategies.inner.model_facts import hidden_matrices
+from atoll.train.optim.muon import muon
 from atoll.train.optim.optimizers import (
     StepSchedule,
     build_optimizer,

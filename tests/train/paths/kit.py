@@ -22,7 +22,7 @@ from atoll.paths.ledger import PathLedger, PathSettings
 from atoll.recovery import StateOf
 from atoll.recovery.snapshot_cache import Still
 from atoll.train.paths.trainer import PathMember, PathTrainer
-from atoll.train.trainer import Outputs
+from atoll.train.results.outputs import Outputs
 from atoll.wire.paths import PathAsk, PathMeeting, PathTrained, PathTurn
 from tests.patience import PATIENCE_S
 

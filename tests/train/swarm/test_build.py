@@ -18,6 +18,7 @@ from atoll.strategies.inner.swarm.evaluating import hidden_of, measured
 from atoll.strategies.inner.swarm.stage import ModelStage, StageCut
 from atoll.train.build import build, load_data
 from atoll.train.evaluate import evaluate
+from atoll.train.optim.muon import LR_SCALE
 from atoll.train.partly import stage_model
 from atoll.train.swarm.build import JobStages, TrainedStage
 from atoll.wire.swarm import HeldOutSum
@@ -102,6 +103,20 @@ def test_a_stage_of_a_member_goes_on_bitwise(tmp_path: Path, number: int) -> Non
         step(one, rows, 2)
     for old, new in zip(path, again, strict=True):
         assert_same_state(new, old)
+
+
+def test_stages_train_by_muon_what_the_whole_model_does(tmp_path: Path) -> None:
+    spec = early(job_of(tmp_path), 1)
+    train = replace(spec.train, optimizer="muon", options={"rest": "nadam"})
+    spec = replace(spec, train=train)
+    built = JobStages(spec, StageCut(stages=4, cuts=(2, 3, 4)), member="w0")
+    stages = [built.take(place(number)) for number in range(4)]
+    matrices = [
+        [tuple(p.shape) for group in one.optimizer.param_groups if LR_SCALE not in group
+         for p in group["params"]]
+        for one in stages
+    ]  # fmt: skip
+    assert [len(found) for found in matrices] == [0, 4, 4, 0]
 
 
 def test_early_microbatches_need_an_optimizer_that_looks_ahead(tmp_path: Path) -> None:

@@ -212,6 +212,13 @@ def test_members_tell_their_free_memory() -> None:
     assert {member.free_bytes for member in found.ledger.members.values()} == {FREE_BYTES}
 
 
+def test_a_member_that_misses_the_last_round_has_not_failed() -> None:
+    found = World("gpt", SwarmSettings(1, COUNT, rebalance_s=0), STEPS, left_behind=True)
+    member = found.start("w0")
+    found.wait()
+    assert member.finished
+
+
 def test_a_job_whose_data_does_not_do_fails_at_once() -> None:
     unfit = DataError("too little held-out text")
     found = World("gpt", SwarmSettings(2, COUNT, rebalance_s=0), STEPS, unfit=unfit)

@@ -27,6 +27,10 @@ class Hub(FromMembers):
         super().__init__()
         self.files, self.over = files, over
         self.requests, self.there = 0, 3
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def __call__(self, question: SwarmAnnounce) -> SwarmPlace:
         self.requests += 1
@@ -44,7 +48,7 @@ def late(folder: Path, hub: Hub) -> tuple[Built, StagesOuter]:
     """Return a member that joins a run under way, before its first step."""
     spec: JobSpec = job_of(folder)
     built = build(spec, member="w0", slot=0, num_slots=2)
-    late = LateStages(hub, hub, should_stop=lambda: hub.requests > 9)
+    late = LateStages(hub, hub, should_stop=lambda: hub.requests > 9, close=hub.close)
     outer = StagesOuter(resolve(DILOCO), cut=StageCut(stages=2), states=late, late=True)
     outer.setup(built.task, group=SingleGroup(), codec=built.codec)
     return built, outer
@@ -64,6 +68,7 @@ def test_it_waits_for_donors_and_takes_their_optimizers(tmp_path: Path) -> None:
     hub = Hub([Part(f.name, f.tensors, {**f.metadata, "step": "3"}) for f in files])
     built, _ = late(tmp_path, hub)
     assert hub.requests > 2
+    assert hub.closed
     assert (built.task.step, built.task.round) == (3, 1)
     held = {n: t for f in files for n, t in f.tensors.items()}
     for name, parameter in built.model.named_parameters():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.errors import AtollError, GroupError, HubUnreachable, PeerLost
+from atoll.errors import AtollError, GroupError, HubUnreachable, LeftBehind, PeerLost
 from atoll.group.peers.channel import LocalNetwork
 from atoll.strategies.inner.options import ActivationFormat
 from atoll.strategies.inner.swarm.runner import StageRunner
@@ -55,6 +55,8 @@ class OwnStage:
     runner: StageRunner
     evaluated_every: int = 0
     """Steps between two evaluations; 0: only at the end."""
+    behind: Callable[[], bool] = lambda: False
+    """Whether the others have met without this member."""
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.runner.stage.parameters().values(), lr=RATE)
@@ -70,6 +72,8 @@ class OwnStage:
 
     def meet(self, *, last: bool = False) -> None:
         """It steps with the mean of all members."""
+        if last and self.behind():
+            raise LeftBehind("the others met")
 
     @property
     def evaluates(self) -> bool:
@@ -106,6 +110,8 @@ class World:
     """Microbatches of an evaluation, and of the one at the end."""
     evaluations: list[Evaluated] = field(default_factory=list)
     """What the hub stored."""
+    left_behind: bool = False
+    """Whether no member meets the others after the job is over."""
     unfit: AtollError | None = None
     """Why no member can build a stage."""
 
@@ -307,7 +313,10 @@ class _Stages:
         cut = StageCut(stages=self.world.settings.stages, size=size)
         model = ModelStage(copy.deepcopy(self.world.model), place.stage, cut)
         runner = StageRunner(model, seed=7, early=self.world.settings.early)
-        own = OwnStage(runner, self.world.evaluated_every)
+        member = self.world.members[self.me]
+        own = OwnStage(
+            runner, self.world.evaluated_every, lambda: self.world.left_behind and member.finished
+        )
         own.runner.begin(step)
         if step == 0:
             return own

@@ -8,6 +8,8 @@ from atoll.errors import ConfigError
 
 MUON = "ns_steps"
 """An option that only the groups of Muon have."""
+NADAM = "momentum_decay"
+"""An option that only the groups of NAdam have."""
 
 
 def check_lookahead(optimizer: Optimizer, *, instead: str = "1f1b") -> None:
@@ -19,6 +21,8 @@ def check_lookahead(optimizer: Optimizer, *, instead: str = "1f1b") -> None:
     groups = optimizer.param_groups
     muon = [group for group in groups if MUON in group]
     if isinstance(optimizer, NAdam) or any(group.get("nesterov") for group in muon):
+        return
+    if all(NADAM in group for group in groups):  # beside Muon, in a stage without hidden matrices
         return
     if isinstance(optimizer, SGD) and all(group.get("nesterov") for group in groups):
         return

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.strategies.inner.model_facts import Criterion, saved_buffers, untrained_state
+from atoll.strategies.inner.model_facts import (
+    Criterion,
+    hidden_matrices,
+    saved_buffers,
+    untrained_state,
+)
 from atoll.strategies.inner.options import ActivationFormat
 from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import check_cuts, cuts_by_size, trained_units
@@ -115,6 +120,7 @@ class ModelStage:
         refuse_shared(stages, model, parts=cut.parts)
         order = {name: place for place, name in enumerate(names.values())}
         saved, rest = saved_buffers(model), untrained_state(model)
+        hidden = {names[id(parameter)] for parameter in hidden_matrices(model)}
         self.number, self.cut, self.cuts = number, cut, at
         self.device = device
         self._activations = Activations(ActivationFormat())
@@ -129,6 +135,8 @@ class ModelStage:
         self.criterion: Criterion | None = criterion if self.last else None
         found = self.module.trained()
         self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
+        self.hidden = [p for name, p in self._parameters.items() if name in hidden]
+        """Its trained matrices that are neither embeddings nor the output layer of the model."""
         self._buffers = self.module.among(saved)
         self._untrained = self.module.among(rest)
 
