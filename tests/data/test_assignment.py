@@ -34,7 +34,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     [(BOUNDS[::-1], PATHS), (BOUNDS[1:], PATHS), (BOUNDS, PATHS + 2), (BOUNDS, PATHS - 1)],
 )
 def test_what_cannot_be_is_refused(bounds: np.ndarray, paths: np.ndarray) -> None:
-    with pytest.raises(DataError, match="not assigned"):
+    with pytest.raises(DataError, match="inconsistent"):
         Assignment(bounds, paths, num_paths=3)
 
 

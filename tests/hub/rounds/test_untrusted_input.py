@@ -126,6 +126,7 @@ def test_member_that_is_alone_ahead_is_refused(running: Running) -> None:
     answer = running.members[1].request(RoundJoin(7, "base7"))
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
+    until(lambda: bool(event_texts(running.hub, running.job, "refused")))
     assert "not the next one" in event_texts(running.hub, running.job, "refused")[0]
     commit(running, 1)
 

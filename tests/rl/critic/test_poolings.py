@@ -109,8 +109,8 @@ def test_policy_weights_of_another_width_are_left_out() -> None:
     channel, learner = alone(), CriticLearner(rl, seed=1)
     learner.add_policy(SPEC)
     with actor(channel, rl) as one, critic(channel, rl) as side:
+        side.newest_policy(SPEC.policy)  # listens from now on
         one.publish_policy(policy.state_dict())
-        side.newest_policy(SPEC.policy)
         until(lambda: side._policies[SPEC.policy]._fresh)
         assert learner.learn([trajectory()], side).keys() == {SPEC.policy}
 
