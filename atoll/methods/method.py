@@ -52,7 +52,8 @@ class Preset:
     by_rounds: bool = False
     """Whether the outer rate and momentum follow from the number of rounds, where that is known."""
     loss: str = ""
-    """Held-out loss against that of `diloco` at equal steps (`python -m bench.tuning held-out`)."""
+    """Held-out loss against that of `diloco` at equal steps (`python -m bench.tuning held-out`
+    and `images`)."""
     outer: str = ""
     """Outer strategy; like `page`, set by the table."""
     page: str = ""
