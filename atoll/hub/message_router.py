@@ -299,17 +299,13 @@ class MessageRouter:
         return self._membership.roster(job)
 
     async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
-        job, member = self._member_of_job(session)
-        self._jobs.members.takes_part(job, member)
-        return await self._rounds.join(job, member, body)
+        return await self._rounds.join(*self._participant(session), body)
 
     async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
         return await self._rounds.vote(*self._member_of_job(session), body)
 
     async def _recover(self, session: Session, body: Recover, id: int) -> Message:
-        job, member = self._member_of_job(session)
-        self._jobs.members.takes_part(job, member)
-        return await self._recovery.recover(job, member, body)
+        return await self._recovery.recover(*self._participant(session), body)
 
     async def _standing(self, session: Session, body: Standing, id: int) -> Message:
         await self._recovery.standing(*self._member_of_job(session), body)
@@ -357,9 +353,7 @@ class MessageRouter:
         return await self._swarm.watch(*self._member_of_job(session), body)
 
     async def _path_ask(self, session: Session, body: PathAsk, id: int) -> Message:
-        job, member = self._member_of_job(session)
-        self._jobs.members.takes_part(job, member)
-        return await self._paths.ask(job, member, body)
+        return await self._paths.ask(*self._participant(session), body)
 
     async def _path_trained(self, session: Session, body: PathTrained, id: int) -> Message:
         return await self._paths.trained(*self._member_of_job(session), body)
@@ -378,6 +372,12 @@ class MessageRouter:
     ) -> Message:
         await self._verification.answer(*self._member_of_job(session), body)
         return Done()
+
+    def _participant(self, session: Session) -> tuple[str, str]:
+        """Return job and member, and note that the member takes part in rounds."""
+        job, member = self._member_of_job(session)
+        self._jobs.members.takes_part(job, member)
+        return job, member
 
     def _member_of_job(self, session: Session) -> tuple[str, str]:
         job, member = _member(session)

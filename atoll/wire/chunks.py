@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,15 +58,31 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ChunkHead)
 
 
-def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return the parts of a relay frame; raises FrameTooLarge if the head has too many entries.
+class ListsPieces(Protocol):
+    """A head that lists the pieces received."""
 
-    A list of pieces that does not fit is cut: what it does not name is only sent again.
+    @property
+    def have(self) -> list[int]:
+        """Numbers of the pieces."""
+        ...
+
+
+def encode_head(head: ListsPieces) -> bytes:
+    """Return a head as msgpack, with so much of its list of pieces as fits.
+
+    What the list does not name is only sent again.
     """
     encoded = _encoder.encode(head)
     while len(encoded) > MAX_HEAD_BYTES and head.have:
-        head = msgspec.structs.replace(head, have=head.have[: len(head.have) * 3 // 4])
+        changed: Any = head
+        head = msgspec.structs.replace(changed, have=head.have[: len(head.have) * 3 // 4])
         encoded = _encoder.encode(head)
+    return encoded
+
+
+def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
+    """Return the parts of a relay frame; raises FrameTooLarge if the head has too many entries."""
+    encoded = encode_head(head)
     if len(encoded) > MAX_HEAD_BYTES:
         raise FrameTooLarge(
             "the head of a tensor chunk is too large",

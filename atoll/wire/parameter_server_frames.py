@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.errors import WireError
-from atoll.wire.chunks import MAX_HEAD_BYTES, count_pieces
+from atoll.wire.chunks import count_pieces, encode_head
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.malformed import MALFORMED
@@ -41,7 +41,6 @@ class ServerFrameHead(msgspec.Struct, frozen=True, array_like=True):
     """Pieces received: of the answer in a `look`, of the ask in a `have`."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ServerFrameHead)
 
 
@@ -51,14 +50,8 @@ def is_server_frame(payload: memoryview) -> bool:
 
 
 def pack_frame(head: ServerFrameHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return head bytes and piece, the parts of a relay frame.
-
-    A list of pieces that does not fit is cut: what it does not name is only sent again.
-    """
-    encoded = _encoder.encode(head)
-    while len(encoded) > MAX_HEAD_BYTES and head.have:
-        head = msgspec.structs.replace(head, have=head.have[: len(head.have) * 3 // 4])
-        encoded = _encoder.encode(head)
+    """Return head bytes and piece, the parts of a relay frame."""
+    encoded = encode_head(head)
     return MARK + _LENGTH.pack(len(encoded)) + encoded, piece
 
 
