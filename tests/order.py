@@ -25,7 +25,7 @@ QUICK_S = 60.0
 
 ALWAYS = (
     "tests/test_layers.py",
-    "tests/test_rooms.py",
+    "tests/package/test_rooms.py",
     "tests/test_names.py",
     "tests/test_sizes.py",
     "tests/test_startup.py",
