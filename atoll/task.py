@@ -188,6 +188,8 @@ class Task:
     """Stage of a SWARM whose rounds it takes part in; -1: the one of its member."""
     paced: bool = False
     """Whether this member may do fewer steps per round than the schedule counts."""
+    whole_periods: bool = False
+    """Whether it does whole periods only, also when it comes into the middle of one."""
     pace: float = 1.0
     """Share of a period's steps that it does, by its measured speed."""
     period: Period = field(default_factory=Period)

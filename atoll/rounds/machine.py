@@ -38,9 +38,9 @@ from atoll.rounds.checks import (
 from atoll.rounds.commit import learn_steps
 from atoll.rounds.data_slots import Cursor
 from atoll.rounds.effects import Decided, Effect, EventRaised, Refused
-from atoll.rounds.member_states import RoundMemberState
 from atoll.rounds.quorum import Quorum
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
+from atoll.wire.states import RoundMemberState
 
 RETURNED = (RoundMemberState.LIVE, RoundMemberState.RECOVERING, RoundMemberState.AWAY)
 """States that a member keeps when it registers again, because its process was here before."""

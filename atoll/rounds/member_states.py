@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain, islice
 
 from atoll.ids import slot_of
 from atoll.rounds.bases import Bases
-
-
-class RoundMemberState(StrEnum):
-    """State of a member as far as rounds are concerned."""
-
-    EXPECTED = "expected"
-    """Its process starts with the job; rounds wait for it."""
-    LAUNCHED = "launched"
-    """A newcomer that has not requested the committed state; rounds do not wait for it."""
-    RECOVERING = "recovering"
-    """It recovers the committed state; rounds wait for a bounded time."""
-    LIVE = "live"
-    """It trains, or waits in a join."""
-    AWAY = "away"
-    """Its process runs, but was silent or late, or fell behind; rounds do not wait for it."""
-    GONE = "gone"
-    """Its process has ended, or it is leaving."""
-
+from atoll.wire.states import RoundMemberState
 
 AWAITED = frozenset({RoundMemberState.EXPECTED, RoundMemberState.LIVE})
 OUTSIDE = frozenset({RoundMemberState.LIVE, RoundMemberState.AWAY, RoundMemberState.GONE})

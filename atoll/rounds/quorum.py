@@ -9,10 +9,11 @@ from atoll.rounds.attempt import Attempt
 from atoll.rounds.bases import Bases
 from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, shortage, wrong_lease
 from atoll.rounds.effects import Effect, EventRaised, Paused, Planned, Refused, StateAdopted
-from atoll.rounds.member_states import RoundMemberState, present
+from atoll.rounds.member_states import present
 from atoll.rounds.routing import Route, choose_route
 from atoll.rounds.state import JobRounds
 from atoll.wire.messages import RoundPlan
+from atoll.wire.states import RoundMemberState
 
 EPOCH_LEAP = 1_000_000
 """Epochs skipped when a round is adopted: those already assigned by the lost record are unknown."""

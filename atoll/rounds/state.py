@@ -10,10 +10,11 @@ from atoll.rounds.attempt import Attempt
 from atoll.rounds.checks import is_behind
 from atoll.rounds.commit import CommitLog
 from atoll.rounds.effects import Effect, EventRaised, Refused
-from atoll.rounds.member_states import AWAITED, MemberStates, RoundMemberState
+from atoll.rounds.member_states import AWAITED, MemberStates
 from atoll.rounds.ring_order import MeasuredLines
 from atoll.rounds.timing import FixedWaits, RoundTimings, learn_spread
 from atoll.wire.messages import RoundJoin, RoundPlan
+from atoll.wire.states import RoundMemberState
 
 
 @dataclass

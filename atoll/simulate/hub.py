@@ -18,7 +18,6 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Paused, Planned, Refused
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.simulate.exchange import Exchange
 from atoll.simulate.lines import SharedLine
 from atoll.simulate.machine import SimulatedMachine, Vacancies
@@ -31,6 +30,7 @@ from atoll.simulate.scheduler import Alarm, Scheduler
 from atoll.simulate.sessions import SimulatedSessions
 from atoll.simulate.setting import Setting
 from atoll.wire.messages import Recover, RoundJoin, RoundPlan, RoundVote, Verdict, pack
+from atoll.wire.states import RoundMemberState
 
 TICK_S = 0.25
 """The hub looks at its deadlines so often."""

@@ -150,6 +150,7 @@ def build(
     task = Task(
         model, optimizer, schedule, member=member, last=spec.train.steps,
         paced=spec.train.pace == "measured" and spec.job.trust != AUDIT,
+        whole_periods=spec.job.trust == AUDIT,  # checkers know how many steps a member has to do
     )  # fmt: skip
     shards, held_out = dealt(spec, dataset, model, slots=num_slots)
     # Weights are the same on every member; dropout must differ, so reseed per slot after building.

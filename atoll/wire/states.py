@@ -42,6 +42,23 @@ class MemberState(StrEnum):
         return self in (MemberState.ASSIGNED, MemberState.STARTING, MemberState.RUNNING)
 
 
+class RoundMemberState(StrEnum):
+    """State of a member as far as rounds are concerned."""
+
+    EXPECTED = "expected"
+    """Its process starts with the job; rounds wait for it."""
+    LAUNCHED = "launched"
+    """A newcomer that has not requested the committed state; rounds do not wait for it."""
+    RECOVERING = "recovering"
+    """It recovers the committed state; rounds wait for a bounded time."""
+    LIVE = "live"
+    """It trains, or waits in a join."""
+    AWAY = "away"
+    """Its process runs, but was silent or late, or fell behind; rounds do not wait for it."""
+    GONE = "gone"
+    """Its process has ended, or it is leaving."""
+
+
 class ProcessPhase(StrEnum):
     """State of a process as reported by a node."""
 

@@ -167,7 +167,7 @@ def test_what_each_node_is_worth_is_said(scene: Scene, watched: Watch) -> None:
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("attic-gpu")
         told = scene.http.get(f"/api/jobs/{job}/worth").json()
-        expect(rows.first.locator(".pill")).to_have_text(told["nodes"][0]["verdict"])
+        expect(rows.first.locator(".pill")).to_have_text(told["nodes"][0]["advice"])
         assert seen.problems == CLEAN
 
 

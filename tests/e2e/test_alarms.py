@@ -136,9 +136,9 @@ def test_zeros_slow_machine_and_wrong_clock_raise_alarms(hub: KnownHub, wrong_cl
 
         found = until(lambda: (w := client.worth(job))["rounds"] >= 10 and w)
         costs = next(n for n in found["nodes"] if n["node"] == nodes["w2"])
-        assert costs["verdict"] == "remove"
+        assert costs["advice"] == "remove"
         assert costs["text"].startswith(f"remove {nodes['w2']}: without it the group would reach")
-        assert {n["verdict"] for n in found["nodes"] if n["node"] != nodes["w2"]} == {"keep"}
+        assert {n["advice"] for n in found["nodes"] if n["node"] != nodes["w2"]} == {"keep"}
         foretold = found["tokens_per_s"] - costs["adds_tokens_per_s"]
 
         client.drain(nodes["w2"])

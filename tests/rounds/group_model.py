@@ -9,8 +9,8 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused, StateAdopted
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
+from atoll.wire.states import RoundMemberState
 
 STEP_S = 2.0
 

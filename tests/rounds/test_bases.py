@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from atoll.rounds.bases import Bases
 from atoll.rounds.checks import majority_base
-from atoll.rounds.member_states import MOST_DONORS, MemberStates, RoundMemberState
+from atoll.rounds.member_states import MOST_DONORS, MemberStates
+from atoll.wire.states import RoundMemberState
 
 MEMBERS = st.sampled_from([f"w{n}" for n in range(6)])
 

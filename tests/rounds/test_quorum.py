@@ -10,9 +10,9 @@ from atoll.config import parse_spec
 from atoll.errors import ConfigError
 from atoll.rounds.effects import Effect, Planned
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.rounds.timing import RoundTimings, quorum_grace_s
 from atoll.wire.messages import RoundJoin, RoundPlan
+from atoll.wire.states import RoundMemberState
 from tests.rounds.rounds_by_hand import commit_all, join_all, plan_in, rounds_of
 
 PERIOD_S = 100.0

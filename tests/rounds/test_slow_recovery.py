@@ -6,8 +6,8 @@ import pytest
 
 from atoll.rounds.effects import Effect, EventRaised, Planned
 from atoll.rounds.machine import HOLD_MARGIN, RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.wire.messages import RoundJoin
+from atoll.wire.states import RoundMemberState
 from tests.rounds.rounds_by_hand import commit_all, join_all, plan_in, rounds_of
 
 PERIOD_S, FETCH_S = 20.0, 100.0

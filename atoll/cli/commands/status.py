@@ -22,6 +22,7 @@ def status(
     from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
     from atoll.cli.views.tables import failures, job_table, jobs_table, nodes_table, remarks
+    from atoll.wire.states import JobState
 
     where = hub_access.find(hub)
     console = screen.output()
@@ -33,7 +34,7 @@ def status(
                 typer.echo(json.dumps({**view, "worth": worth}, indent=1))
                 return
             console.print(job_table(view))
-            if view["state"] == "failed":
+            if view["state"] == JobState.FAILED:
                 lines = len(view.get("last_lines") or [])
                 console.print(failures([view], lines=lines), soft_wrap=True)
             if view["committed_round"]:

@@ -32,6 +32,7 @@ from atoll.net.http.client import HubClient
 from atoll.node.identity.discovery import FoundHub
 from atoll.node.identity.pairing import already_joined
 from atoll.node.machine.probe import torch_version
+from atoll.wire.states import NodeState
 
 LOOK_S = 1.0
 """Interval of questions to the hub."""
@@ -206,7 +207,7 @@ class _Watch:
 
     def _list_online(self) -> None:
         for node in self._client.nodes():
-            if node["state"] == "online":
+            if node["state"] == NodeState.ONLINE:
                 self._say(f"{escape(str(node['node']))} is online")
 
     def _look(self) -> None:
@@ -238,7 +239,7 @@ class _Watch:
 
 
 def _state(nodes: list[dict[str, Any]], pairing: dict[str, Any]) -> str:
-    online = sum(node["state"] == "online" for node in nodes)
+    online = sum(node["state"] == NodeState.ONLINE for node in nodes)
     text = f"{online} machine{'s' * (online != 1)} online"
     if pairing["code"]:
         left = screen.duration(float(pairing["left_s"]))

@@ -22,7 +22,7 @@ from atoll.fleet.kept_links import keep_links
 from atoll.fleet.measured import failures_of_events, fleet_of_nodes
 from atoll.fleet.reading import dump_fleet, unmeasured
 from atoll.ids import safe_name
-from atoll.wire.states import NodeState
+from atoll.wire.states import JobState, NodeState
 
 if TYPE_CHECKING:
     from atoll.cli.jobs.jobfile import Submission
@@ -133,7 +133,7 @@ def _step_on(client: HubClient, submission: Submission, *, probe_s: float) -> fl
             rates += [float(r) for r in map(_rate, answer["points"]) if r]
             if rates and math.isinf(first):
                 first = time.monotonic()
-            if client.job(job)["state"] in ("failed", "stopped", "done"):
+            if JobState(client.job(job)["state"]).ended:
                 break
             time.sleep(0.5)
     finally:

@@ -11,7 +11,7 @@ from atoll import config
 from atoll.errors import AtollError, JobError
 from atoll.fleet.fleet import Link
 from atoll.fleet.kept_links import kept_links
-from atoll.wire.states import NodeState
+from atoll.wire.states import JobState, NodeState
 
 if TYPE_CHECKING:
     from atoll.net.http.client import HubClient
@@ -69,7 +69,7 @@ def links_of(client: HubClient, *, seconds: float) -> list[Link]:
     except BaseException:
         client.stop(job, grace_s=GRACE_S)
         raise
-    if view["state"] != "done":
+    if view["state"] != JobState.DONE:
         raise JobError(
             "the lines between nodes could not be measured", given=f"{job}: {view['reason']}",
             remedy=f"atoll logs {job}",

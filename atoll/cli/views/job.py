@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.config.rl_roles import CRITICS
 from atoll.net.http.client import HubClient
-from atoll.wire.states import JobState, MemberState
+from atoll.wire.states import JobState, MemberState, RoundMemberState
 
 MAX_RETURNS = 512
 """Values kept per member; longer series are thinned by dropping every second value."""
@@ -325,9 +325,12 @@ def shown_state(member: dict[str, Any]) -> str:
     state = str(member["state"])
     if state != JobState.RUNNING:
         return state
-    standing, pace = member.get("standing"), float(member.get("pace") or 1.0)
-    if standing in ("recovering", "away"):
-        return "recovering" if standing == "recovering" else "silent"
+    pace = float(member.get("pace") or 1.0)
+    match member.get("round_state"):
+        case RoundMemberState.RECOVERING:
+            return "recovering"
+        case RoundMemberState.AWAY:
+            return "silent"
     return state if pace >= 1.0 else f"{state}, {pace:.0%} pace"
 
 

@@ -35,6 +35,7 @@ from atoll.rounds.machine import RoundMachine
 from atoll.rounds.member_states import AWAITED
 from atoll.rounds.timing import FixedWaits
 from atoll.wire.messages import Registered, RoundPlan, RoundVote, Source, Sources, Verdict
+from atoll.wire.states import RoundMemberState
 
 KEPT_ATTEMPTS = 8
 """Votes on older attempts are refused: such a late member has to join again anyway."""
@@ -322,8 +323,9 @@ class Coordinator:
         verdict = decided.verdict
         if verdict.committed:
             self._cursors_at[verdict.round + 1] = {s: dict(c) for s, c in decided.cursors.items()}
-            standing = self.machine.members.states
-            paces = {m: pace for m, pace in self.paces.items() if standing.get(m) != "gone"}
+            states = self.machine.members.states
+            gone = RoundMemberState.GONE
+            paces = {m: pace for m, pace in self.paces.items() if states.get(m) != gone}
             verdict = msgspec.structs.replace(verdict, pace=paces, delay=self.delay)
         self._attempts[verdict.epoch].verdict = verdict
 

@@ -18,6 +18,7 @@ from atoll.codec.base import Packet
 from atoll.errors import AtollError, DeadlineExceeded
 from atoll.reducer.parameter_server import ParameterServer
 from atoll.reducer.region_rule import server_rule
+from atoll.reducer.worker_clocks import WorkerState
 from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Load, Push, Setup
 
 
@@ -142,7 +143,7 @@ class MemoryServers:
         known = {*self._order, *server.clocks.workers, *server.expected}
         for name in [m for m in sorted(known) if not self._is_awaited(m)]:
             worker = server.clocks.workers.get(name)
-            if worker is None or worker.state != "lost":
+            if worker is None or worker.state != WorkerState.LOST:
                 self._deliver(served, server.lose(name), 0.0)
         while served.pending:
             member = self._next(served)

@@ -129,13 +129,13 @@ class FactCollector:
             if len(events) < _EVENTS_AT_ONCE:
                 break
         running = record.state == JobState.RUNNING
-        standings = {
-            name: self._rounds.describe(job, name)["standing"] if running else ""
+        round_states = {
+            name: self._rounds.describe(job, name)["round_state"] if running else None
             for name in record.members
         }
         waits = self._rounds.waiting(job) if running else ([], 0.0)
         found = memory.facts(
-            record, now=now, alone=record.spec.alone, standings=standings, waits=waits
+            record, now=now, alone=record.spec.alone, round_states=round_states, waits=waits
         )
         return replace(found, swarm=self._swarm.view(job)) if running else found
 

@@ -10,6 +10,7 @@ from atoll.hub.quotas.ledger import Use
 from atoll.hub.rounds.timeline import CatchUp, Row
 from atoll.hub.swarm.view import SwarmView
 from atoll.ids import machine_names
+from atoll.wire.states import RoundMemberState
 
 Curve = Sequence[tuple[float, float]]
 """(Unix time, loss), oldest first, evenly spaced in rounds; early points may be merged."""
@@ -22,7 +23,8 @@ class MemberFacts:
     member: str
     node: str
     state: str
-    standing: str = ""
+    round_state: RoundMemberState | None = None
+    """None: the job has no rounds, or does not run."""
     aside: bool = False
     """It takes no part in rounds, e.g. a critic."""
     since: float = 0.0

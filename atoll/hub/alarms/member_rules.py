@@ -12,7 +12,7 @@ from atoll.hub.alarms.statistics import outliers
 from atoll.hub.rounds.timeline import CatchUp, Row
 from atoll.ids import spoken
 from atoll.rounds.replicas import compare
-from atoll.wire.states import JobState, MemberState
+from atoll.wire.states import JobState, MemberState, RoundMemberState
 
 ZERO_ROUNDS = 3
 
@@ -236,7 +236,7 @@ def stale(facts: Facts) -> Iterator[Finding]:
             since = f"; its last was round {was_in[-1]}" if was_in else ""
             doing = (
                 "it is recovering the state"
-                if known.standing == "recovering"
+                if known.round_state == RoundMemberState.RECOVERING
                 else "it is disconnected"
             )
             yield Finding(

@@ -11,7 +11,7 @@ from typing import Any
 from atoll.hub.alarms.facts import JobFacts, Mark, MemberFacts
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.rounds.timeline import CatchUp
-from atoll.wire.states import MemberState
+from atoll.wire.states import MemberState, RoundMemberState
 
 MAX_POINTS = 240
 
@@ -116,8 +116,8 @@ class JobMemory:
                     self._mark_bad(Mark(event["time"], member, said))
 
     def facts(
-        self, record: Job, *, now: float, alone: bool, standings: Mapping[str, str],
-        waits: tuple[list[str], float],
+        self, record: Job, *, now: float, alone: bool,
+        round_states: Mapping[str, RoundMemberState | None], waits: tuple[list[str], float],
     ) -> JobFacts:  # fmt: skip
         """Return the facts for rules."""
         members = {}
@@ -129,7 +129,7 @@ class JobMemory:
                 member=name,
                 node=member.node,
                 state=member.state,
-                standing=standings.get(name, ""),
+                round_state=round_states.get(name),
                 aside=name in record.aside,
                 since=self._since.get(launch, now),
                 error=member.error,

@@ -115,7 +115,7 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
         "received_bytes": live["received_bytes"],
         "last_seen_s": live["last_seen_s"],
         "connected": live["connected"],
-        "standing": live.get("standing", ""),
+        "round_state": live.get("round_state"),
         "pace": live.get("pace"),
         "exit_code": member.exit_code,
         "error": member.error,

@@ -96,8 +96,8 @@ class Membership:
         await self.changed("")
 
     async def _remember(self, node: Node) -> None:
-        standing = NodeRecord(node.incarnation, node.draining, node.drain_reason)
-        await self._book.put(node.node, standing)
+        record = NodeRecord(node.incarnation, node.draining, node.drain_reason)
+        await self._book.put(node.node, record)
 
     async def _silent_are_back(self, node: str) -> None:
         """Mark processes without sessions as running: they live on while their node is away."""

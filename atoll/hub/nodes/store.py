@@ -10,7 +10,7 @@ from atoll.hub.db.database import Database
 from atoll.wire.messages import NodeInfo
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS node_standings (
+CREATE TABLE IF NOT EXISTS node_records (
     node TEXT PRIMARY KEY, incarnation TEXT NOT NULL, draining INTEGER NOT NULL,
     reason TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -51,35 +51,35 @@ class NodeStore:
         self._database = database
         rows = database.read_now(
             lambda connection: connection.execute(
-                "SELECT node, incarnation, draining, reason FROM node_standings"
+                "SELECT node, incarnation, draining, reason FROM node_records"
             ).fetchall()
         )
-        self._standings = {row[0]: NodeRecord(row[1], bool(row[2]), row[3]) for row in rows}
+        self._records = {row[0]: NodeRecord(row[1], bool(row[2]), row[3]) for row in rows}
 
     def get(self, node: str) -> NodeRecord | None:
         """Return the last known state of a node, also from an earlier hub process."""
-        return self._standings.get(node)
+        return self._records.get(node)
 
-    async def put(self, node: str, standing: NodeRecord) -> None:
+    async def put(self, node: str, record: NodeRecord) -> None:
         """Store a node's record; returns when it is durable. On an error the old one holds."""
-        before = self._standings.get(node)
-        if before == standing:
+        before = self._records.get(node)
+        if before == record:
             return
-        self._standings[node] = standing
-        row = (node, standing.incarnation, int(standing.draining), standing.reason)
+        self._records[node] = record
+        row = (node, record.incarnation, int(record.draining), record.reason)
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO node_standings VALUES (?, ?, ?, ?)", row)
+            connection.execute("INSERT OR REPLACE INTO node_records VALUES (?, ?, ?, ?)", row)
 
         try:
             await self._database.write(write)
         except AtollError:
-            if self._standings.get(node) is standing:
+            if self._records.get(node) is record:
                 self._restore(node, before)
             raise
 
     def _restore(self, node: str, before: NodeRecord | None) -> None:
         if before is None:
-            del self._standings[node]
+            del self._records[node]
         else:
-            self._standings[node] = before
+            self._records[node] = before

@@ -154,7 +154,7 @@ class SqliteBackend:
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
             found = of_leases(connection, queue, leases)
-            rows = [row for row in found.values() if row[1] != "done"]
+            rows = [row for row in found.values() if row[1] != ItemState.DONE]
             self._end(connection, [(seq, blob) for seq, _, _, blob in rows], until)
             for state in (ItemState.LEASED, ItemState.READY, ItemState.DEAD):
                 sizes = [nbytes for _, other, nbytes, _ in rows if other == state]
@@ -285,7 +285,7 @@ class SqliteBackend:
                     self._blobs.drop(connection, f"queue/{seq}")
             seqs = json.dumps([row[0] for row in rows])
             connection.execute(f"DELETE FROM queue_items WHERE {AMONG}", (seqs,))
-            self._done -= sum(row[2] == "done" for row in rows)
+            self._done -= sum(row[2] == ItemState.DONE for row in rows)
             if not rows:
                 forget(connection, prefix)
             return len(rows)

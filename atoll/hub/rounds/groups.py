@@ -12,8 +12,8 @@ from atoll.hub.rounds.runtime import RoundRuntime
 from atoll.rounds.checks import is_behind
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Effect, Planned
-from atoll.rounds.member_states import RoundMemberState
 from atoll.wire.messages import Verdict
+from atoll.wire.states import RoundMemberState
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from atoll.hub.db.database import Database
@@ -33,6 +34,14 @@ UNUSUAL = 3.0
 """Rounds longer than this many medians are ignored (suspended machine, first step)."""
 TELLING = 0.02
 """Recommend removal only if the group would be faster by more than this share."""
+
+
+class Advice(StrEnum):
+    """What is best done with a node."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +107,17 @@ def marginal_throughput(
     """Return what the nodes of a job are worth; docs/operate/alarms.md explains the keys.
 
     `rounds` are committed, oldest first; `running` None: the members of the last round. While
-    there are too few rounds of these members, the last verdict on earlier ones holds.
+    there are too few rounds of these members, the last figures of earlier ones holds.
     """
     members = _present(rounds, running)
     return (
-        _verdict(rounds, members, alone=alone)
+        _figures(rounds, members, alone=alone)
         or _before(rounds, alone=alone)
         or _too_early(members, rounds)
     )
 
 
-def _verdict(
+def _figures(
     rounds: Sequence[CatchUp], members: Sequence[str], *, alone: bool
 ) -> dict[str, Any] | None:
     """Return what these members were worth in the newest rounds; None: too few rounds."""
@@ -143,14 +152,14 @@ def _verdict(
 
 
 def _before(rounds: Sequence[CatchUp], *, alone: bool) -> dict[str, Any] | None:
-    """Return the last verdict on earlier members, e.g. before one was drained; None: never."""
+    """Return the last figures of earlier members, e.g. before one was drained; None: never."""
     changes = [
         end
         for end in range(len(rounds), LEAST_ROUNDS, -1)
         if end == len(rounds) or set(rounds[end].members) != set(rounds[end - 1].members)
     ]
     for end in changes:
-        found = _verdict(rounds[:end], rounds[end - 1].members, alone=alone)
+        found = _figures(rounds[:end], rounds[end - 1].members, alone=alone)
         if found is not None:
             return found | {"text": f"at round {found['as_of_round']}: {found['text']}"}
     return None
@@ -240,7 +249,7 @@ def _node(
         "tokens_per_s": rate * share,
         "adds_tokens_per_s": adds,
         "adds_percent": 100.0 * adds / without if without > 0 else None,
-        "verdict": "remove" if remove else "keep",
+        "advice": Advice.REMOVE if remove else Advice.KEEP,
         "text": text,
     }
 
@@ -284,7 +293,7 @@ def _text(
     times = f"{rate / best:.1f} times" if best else "more than"
     count = f"{len(nodes)} machine{'s' * (len(nodes) > 1)}"
     first = f"{count}: {rate:,.0f} {unit}/s, {times} the best single one ({best_node}: {best:,.0f})"
-    removable = [node for node in nodes if node["verdict"] == "remove"]
+    removable = [node for node in nodes if node["advice"] == Advice.REMOVE]
     worst = min(removable, key=lambda node: node["adds_tokens_per_s"], default=None)
     return f"{first}; {worst['text'] if worst else follows['text']}"
 
@@ -300,7 +309,7 @@ def _too_early(members: Sequence[str], rounds: Sequence[CatchUp]) -> dict[str, A
     nodes = [
         {
             "node": rows[m].node if m in rows else "", "member": m, "tokens_per_s": None,
-            "adds_tokens_per_s": None, "adds_percent": None, "verdict": "unknown", "text": text,
+            "adds_tokens_per_s": None, "adds_percent": None, "advice": Advice.UNKNOWN, "text": text,
         }
         for m in members
     ]  # fmt: skip

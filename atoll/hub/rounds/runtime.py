@@ -16,10 +16,9 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Effect
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.rounds.timing import FixedWaits
 from atoll.wire.messages import Message, RoundJoin, RoundPlan, Verdict
-from atoll.wire.states import MemberState
+from atoll.wire.states import MemberState, RoundMemberState
 
 KEPT_VERDICTS = 64
 MODULE_WAITS = FixedWaits(grace_s=60.0, hold_s=10.0, timeout_s=300.0)

@@ -194,11 +194,11 @@ class RoundService:
         """Return a member's state in the rounds, and its share of a period's steps."""
         runtime = self.runtimes.find(job, member)
         if runtime is None:
-            return {"standing": "", "pace": None}
+            return {"round_state": None, "pace": None}
         committed = [v for v in runtime.verdicts.values() if v.committed]
         pace = max(committed, key=lambda v: v.epoch).pace if committed else {}
-        standing = runtime.machine.members.states.get(member, "")
-        return {"standing": standing, "pace": pace.get(member, 1.0)}
+        state = runtime.machine.members.states.get(member)
+        return {"round_state": state, "pace": pace.get(member, 1.0)}
 
     async def register(self, job: Job, member: Member) -> Registered:
         """Register a member; return the state of the group."""

@@ -10,6 +10,7 @@ import hmac
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -18,6 +19,16 @@ from atoll.hub.quotas import overrides
 from atoll.hub.security import scopes
 
 TicketRole = Literal["node", "viewer", "operator", "program"]
+
+
+class TicketState(StrEnum):
+    """Whether a ticket admits."""
+
+    OPEN = "open"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+    USED_UP = "used up"
+
 
 SCHEMA = (
     overrides.SCHEMA
@@ -139,13 +150,13 @@ def list_tickets(connection: sqlite3.Connection, now: float) -> list[dict[str, A
             "SELECT name FROM auth_ticket_uses WHERE hash = ? ORDER BY time DESC LIMIT ?",
             (digest, MAX_USES_SHOWN),
         ).fetchall()
-        state = "open"
+        state = TicketState.OPEN
         if revoked is not None:
-            state = "revoked"
+            state = TicketState.REVOKED
         elif expires is not None and expires <= now:
-            state = "expired"
+            state = TicketState.EXPIRED
         elif uses_left is not None and uses_left <= 0:
-            state = "used up"
+            state = TicketState.USED_UP
         tickets.append({
             "id": digest[:ID_DIGITS], "role": role, "name": note, "state": state,
             "uses_left": uses_left, "expires": expires, "made": made, "made_by": made_by,
@@ -192,7 +203,7 @@ def tickets_of(connection: sqlite3.Connection, node: str, now: float) -> list[st
         "SELECT DISTINCT substr(hash, 1, ?) FROM auth_ticket_uses WHERE role = 'node' AND name = ?",
         (ID_DIGITS, node),
     ).fetchall()
-    still = {t["id"] for t in list_tickets(connection, now) if t["state"] == "open"}
+    still = {t["id"] for t in list_tickets(connection, now) if t["state"] == TicketState.OPEN}
     return sorted(id for (id,) in used if id in still)
 
 

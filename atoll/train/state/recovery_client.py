@@ -152,7 +152,7 @@ class RecoveryClient:
             recovered, answer = self._newest()
             if recovered.shared is None:
                 raise RolledBack(answer.checkpoint_round, lease=answer.lease)
-            task.pace = answer.pace if task.paced else 1.0
+            task.pace = 1.0 if task.whole_periods else answer.pace
             try:
                 adopt(task, outer, shared=recovered.shared, inner=recovered.inner)
             except CheckpointError as error:

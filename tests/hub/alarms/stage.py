@@ -12,6 +12,7 @@ from atoll.hub.alarms.facts import Facts, JobFacts, MemberFacts, NodeFacts
 from atoll.hub.alarms.series import LossCurve
 from atoll.hub.alarms.watch import RULES
 from atoll.hub.rounds.timeline import CatchUp, Row
+from atoll.wire.states import RoundMemberState
 
 LOOK_S = 2.0
 START = 1_000_000.0
@@ -79,7 +80,7 @@ def job(
     known = members if isinstance(members, dict) else {
         m: MemberFacts(
             member=m, node=f"lap{m[1:]}", state=(states or {}).get(m, "running"),
-            standing="live", since=START - 10_000,
+            round_state=RoundMemberState.LIVE, since=START - 10_000,
         )
         for m in members
     }  # fmt: skip

@@ -144,8 +144,8 @@ def test_what_one_more_machine_adds_is_foretold(
 def test_only_a_costly_slow_laptop_is_to_be_removed() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.6)}
     found = marginal_throughput(simulate(laptops))
-    verdicts = {n["node"]: n["verdict"] for n in found["nodes"]}
-    assert verdicts == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
+    advices = {n["node"]: n["advice"] for n in found["nodes"]}
+    assert advices == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
     text = next(n["text"] for n in found["nodes"] if n["node"] == "node-w2")
     now, without = check(laptops, "w2", tolerance=TOLERANCE)
     assert without > 1.5 * now
@@ -173,14 +173,14 @@ def test_what_a_slow_uplink_costs_is_foretold(
 
 def test_laptop_with_a_slow_uplink_is_to_be_removed() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.1, uplink_s=20.0)}
-    nodes = {n["node"]: n["verdict"] for n in marginal_throughput(simulate(laptops))["nodes"]}
+    nodes = {n["node"]: n["advice"] for n in marginal_throughput(simulate(laptops))["nodes"]}
     assert nodes == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
 
 
 def test_slow_laptop_is_kept_if_its_steps_are_adapted() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.6)}
     found = marginal_throughput(simulate(laptops, paced=True))
-    assert [n["verdict"] for n in found["nodes"]] == ["keep"] * 3
+    assert [n["advice"] for n in found["nodes"]] == ["keep"] * 3
     slow = found["nodes"][2]
     assert slow["adds_percent"] > 0
     assert slow["text"].startswith("keep node-w2: it adds ")
@@ -208,13 +208,13 @@ def test_machines_with_several_members_are_judged_as_machines() -> None:
     ]  # fmt: skip
     nodes = {n["node"]: n for n in marginal_throughput(both)["nodes"]}
     assert nodes["b"]["member"] == "w1, w2"
-    assert nodes["b"]["verdict"] == "keep"
+    assert nodes["b"]["advice"] == "keep"
 
 
 def test_members_that_train_alone_cost_nobody_anything() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.6)}
     found = marginal_throughput(simulate(laptops), alone=True)
-    assert [n["verdict"] for n in found["nodes"]] == ["keep", "keep"]
+    assert [n["advice"] for n in found["nodes"]] == ["keep", "keep"]
     assert sum(n["adds_tokens_per_s"] for n in found["nodes"]) == pytest.approx(
         found["tokens_per_s"]
     )
@@ -224,7 +224,7 @@ def test_too_early_is_said_and_counts() -> None:
     assert marginal_throughput([])["text"] == f"too early to say: 0 of {LEAST_ROUNDS} rounds"
     early = marginal_throughput(simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)}, rounds=3))
     assert early["text"] == "too early to say: 2 of 5 rounds"
-    assert [n["verdict"] for n in early["nodes"]] == ["unknown", "unknown"]
+    assert [n["advice"] for n in early["nodes"]] == ["unknown", "unknown"]
     assert early["tokens_per_s"] is None
 
 
@@ -260,7 +260,7 @@ def test_a_round_in_which_a_machine_slept_changes_nothing() -> None:
     assert marginal_throughput(late)["rounds"] == 12
 
 
-def test_a_verdict_holds_until_there_is_a_new_one() -> None:
+def test_figures_hold_until_there_is_a_new_one() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.12), "w2": Laptop(0.11)}
     rounds = simulate(laptops, rounds=12)
     last = marginal_throughput(rounds)

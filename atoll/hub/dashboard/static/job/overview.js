@@ -94,7 +94,7 @@ export class OverviewPart {
     if (this.worth.hidden) return;
     fill(this.worthText, element("b", null, worth.text), worth.next?.text && !worth.text.includes(worth.next.text) ? ` ${worth.next.text}` : null);
     this.worthTable.show(worth.nodes ?? []);
-    this.worthTable.element.hidden = worth.tokens_per_s == null; // until there is a verdict
+    this.worthTable.element.hidden = worth.tokens_per_s == null; // until there are figures
   }
 
   #showEvents() {
@@ -115,13 +115,13 @@ const WORTH = [
   { name: "Speed", align: "right", value: ({ tokens_per_s: speed }) => count(speed) },
   { name: "Adds", align: "right", value: ({ adds_tokens_per_s: speed }) => signed(speed) },
   { name: "Share", align: "right", value: ({ adds_percent: share }) => percent(share, 1) },
-  { name: "Verdict", value: ({ verdict }) => pill(verdict) },
+  { name: "Advice", value: ({ advice }) => pill(advice) },
   { name: "Why", align: "text", value: why },
 ];
 
-// Without the verdict, which stands beside it: "keep lap3: it adds ..." is "it adds ...".
-function why({ node, verdict, text = "" }) {
-  const begin = `${verdict} ${node}: `;
+// Without the advice, which stands beside it: "keep lap3: it adds ..." is "it adds ...".
+function why({ node, advice, text = "" }) {
+  const begin = `${advice} ${node}: `;
   return text.startsWith(begin) ? text.slice(begin.length) : text;
 }
 

@@ -100,7 +100,7 @@ export function nodesOf(job) {
 // State of a member: its state in rounds is more specific than that of its process.
 export function memberState(member) {
   if (member.state !== "running") return member.state;
-  return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
+  return { recovering: "recovering", away: "silent" }[member.round_state] ?? member.state;
 }
 
 // Whether a job is a program that need not train: it shows its output, and no curves.
