@@ -203,7 +203,8 @@ class Queues:
         def settled(_: object) -> None:
             state.free(need)
             state.admit()
-            self.room.freed(state)
+            if state.room is not None:
+                state.room.freed(state)
 
         stored.add_done_callback(settled)
         return stored
@@ -370,4 +371,5 @@ class Queues:
             else:
                 if state.waiting:
                     state.admit()
-                self.room.freed(state)
+                if state.room is not None:
+                    state.room.freed(state)

@@ -6,7 +6,6 @@ Counted from the states of the queues, which follow what is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from atoll.config.sizes import size_text
 from atoll.errors import QueueFull
@@ -15,70 +14,40 @@ from atoll.hub.queues.state import QueueState
 from atoll.hub.quotas.ledger import Holder, Ledger
 from atoll.hub.quotas.limits import Kind
 
+NO_LIMIT = 2**62
+
 REMEDY = (
     "acknowledge items, discard dead letters (`atoll queue dead`), or delete jobs; or let the "
     "hub's owner raise the limit"
 )
 
 
-@dataclass(slots=True)
-class _Family:
-    """The queues of one job."""
+class JobRoom:
+    """The byte quotas of the queues of one job, or of those that share the first part of a name."""
 
-    name: str
-    states: set[QueueState] = field(default_factory=set)
-    nbytes: int = 0
-
-
-class QueueRoom:
-    """The byte quotas of all queues except the hub's own.
-
-    The first part of a queue's name is its job, or the name that several jobs share.
-    """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._families: dict[str, _Family] = {}
+    def __init__(self, name: str, ledger: Ledger, is_job: Callable[[str], bool]) -> None:
+        self.name = name
+        self.states: set[QueueState] = set()
+        self.nbytes = 0
+        """Of all its queues, as they reported."""
         self.waiting = 0
-        """Producers that wait at any queue."""
-        self.is_job: Callable[[str], bool] = lambda name: True
-        ledger.sources.append(self._uses)
+        """Producers that wait at any of its queues."""
+        self._ledger, self._is_job = ledger, is_job
+        self._as_job, self._as_queues = Holder("job", name), Holder("queues", name)
 
-    def add(self, state: QueueState) -> None:
-        """Count a new queue with those of its job."""
-        if not state.queue.startswith(INTERNAL):
-            state.room = self
-            name = _family_name(state)
-            self._families.setdefault(name, _Family(name)).states.add(state)
-
-    def remove(self, state: QueueState) -> None:
-        """Forget a queue."""
-        family = self._families.get(_family_name(state))
-        if family is None or state not in family.states:
-            return
-        family.states.discard(state)
-        family.nbytes -= state.held_bytes
-        state.room = None
-        if not family.states:
-            del self._families[family.name]
-        self.freed(state)
-
-    def changed(self, state: QueueState, more: int) -> None:
-        """Record that a queue holds `more` bytes more than before."""
-        self._families[_family_name(state)].nbytes += more
-
-    def freed(self, state: QueueState) -> None:
-        """Admit producers of the other queues of its job, if there is room now."""
-        family = self._families.get(_family_name(state)) if self.waiting else None
-        for other in family.states if family is not None else ():
-            if other is not state and other.waiting:
-                other.admit()
+    @property
+    def holder(self) -> Holder:
+        """Whose the limit is; the name may become that of a job."""
+        return self._as_job if self._is_job(self.name) else self._as_queues
 
     def left(self, state: QueueState, more: int) -> int:
         """Return the bytes that are left after `more` come to a queue; negative: too few."""
-        return min(
-            (limit - used - more for _, _, used, limit in self._limits(state)), default=2**62
-        )
+        left = NO_LIMIT
+        if limit := self._ledger.quotas.queue:
+            left = limit - state.held_bytes - more
+        if limit := self._ledger.limit(Kind.JOB_QUEUES, self.holder):
+            left = min(left, limit - self.nbytes - more)
+        return left
 
     def could_hold(self, state: QueueState, more: int) -> bool:
         """Return whether so many bytes would fit if all else were gone."""
@@ -98,29 +67,63 @@ class QueueRoom:
                 )
         return None
 
+    def freed(self, state: QueueState) -> None:
+        """Admit producers of its other queues, if there is room now."""
+        for other in self.states if self.waiting else ():
+            if other is not state and other.waiting:
+                other.admit()
+
     def _limits(self, state: QueueState) -> Iterable[tuple[Kind, Holder, int, int]]:
         if limit := self._ledger.quotas.queue:
             yield Kind.QUEUE, Holder("queue", state.queue), state.held_bytes, limit
-        family = self._families[_family_name(state)]
-        holder = self._holder(family.name)
+        holder = self.holder
         if limit := self._ledger.limit(Kind.JOB_QUEUES, holder):
-            yield Kind.JOB_QUEUES, holder, family.nbytes, limit
+            yield Kind.JOB_QUEUES, holder, self.nbytes, limit
 
-    def _holder(self, name: str) -> Holder:
-        return Holder("job" if self.is_job(name) else "queues", name)
+
+class QueueRoom:
+    """The byte quotas of all queues except the hub's own.
+
+    The first part of a queue's name is its job, or the name that several jobs share.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._jobs: dict[str, JobRoom] = {}
+        self.is_job: Callable[[str], bool] = lambda name: True
+        ledger.sources.append(self._uses)
+
+    def add(self, state: QueueState) -> None:
+        """Count a new queue with those of its job."""
+        if state.queue.startswith(INTERNAL):
+            return
+        name = state.queue.partition("/")[0]
+        room = self._jobs.get(name)
+        if room is None:
+            room = self._jobs[name] = JobRoom(name, self._ledger, lambda name: self.is_job(name))
+        room.states.add(state)
+        state.room = room
+
+    def remove(self, state: QueueState) -> None:
+        """Forget a queue."""
+        room = self._jobs.get(state.queue.partition("/")[0])
+        if room is None or state not in room.states:
+            return
+        room.states.discard(state)
+        room.nbytes -= state.held_bytes
+        state.room = None
+        if not room.states:
+            del self._jobs[room.name]
+        room.freed(state)
 
     async def _uses(self) -> list[tuple[Kind, Holder, int]]:
         found = []
-        for family in self._families.values():
-            if family.nbytes:
-                found.append((Kind.JOB_QUEUES, self._holder(family.name), family.nbytes))
+        for room in self._jobs.values():
+            if room.nbytes:
+                found.append((Kind.JOB_QUEUES, room.holder, room.nbytes))
             found += [
                 (Kind.QUEUE, Holder("queue", state.queue), state.held_bytes)
-                for state in family.states
+                for state in room.states
                 if state.held_bytes
             ]
         return found
-
-
-def _family_name(state: QueueState) -> str:
-    return state.queue.partition("/")[0]

@@ -266,19 +266,17 @@ class QueueState:
         """Tell the shared room how the bytes of this queue have changed."""
         if self.room is not None:
             held = self.held_bytes
-            self.room.changed(self, held - self._reported_bytes)
+            self.room.nbytes += held - self._reported_bytes
             self._reported_bytes = held
 
 
 class Room(Protocol):
     """The bytes that several queues share."""
 
+    nbytes: int
+    """What they hold, as each queue adds it."""
     waiting: int
     """Producers that wait at any of its queues."""
-
-    def changed(self, state: QueueState, more: int) -> None:
-        """Record that a queue holds `more` bytes more than before."""
-        ...
 
     def left(self, state: QueueState, more: int) -> int:
         """Return the bytes that are left after `more` come to a queue; negative: too few."""
@@ -290,6 +288,10 @@ class Room(Protocol):
 
     def refusal(self, state: QueueState, more: int) -> QueueFull | None:
         """Return the error if so many bytes do not fit; None: they do."""
+        ...
+
+    def freed(self, state: QueueState) -> None:
+        """Admit producers of the other queues, if there is room now."""
         ...
 
 

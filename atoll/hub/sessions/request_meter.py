@@ -58,15 +58,15 @@ LEAST_PAUSE_S, MOST_PAUSE_S = 0.02, 5.0
 """Shorter pauses are added up; longer ones would keep heartbeats waiting."""
 
 
-_QUEUE = (
+_QUEUE = frozenset({
     QueueAck, QueueAckMany, QueueClaim, QueueExtend, QueueExtendMany, QueueOpen, QueuePut,
     QueuePutMany, QueueRelease, TopicAck, TopicPublish, TopicRead,
-)  # fmt: skip
+})  # fmt: skip
 
 
 def cost_of(body: Message, nbytes: int) -> float:
     """Return the cost of a control message of `nbytes`, in frames."""
-    if isinstance(body, _QUEUE):
+    if type(body) in _QUEUE:
         items = ITEM_COST * max(0, len(_items(body)) - 1)
         return 1.0 + QUEUE_COST + items + nbytes // ITEM_BYTES_PER_FRAME
     cost = 1.0 + nbytes // BYTES_PER_FRAME
