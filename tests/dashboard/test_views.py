@@ -163,7 +163,7 @@ def test_what_each_node_is_worth_is_said(scene: Scene, watched: Watch) -> None:
     with watched() as seen:
         page = seen.go(f"jobs/{job}")
         expect(page.locator(".worth")).to_contain_text("2 machines")
-        rows = page.locator("table", has_text="Verdict").locator("tbody tr")
+        rows = page.locator("table", has_text="Advice").locator("tbody tr")
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("attic-gpu")
         told = scene.http.get(f"/api/jobs/{job}/worth").json()
