@@ -49,12 +49,14 @@ steps = 10
 """
 
 
-def start_hub(folder: Path, *, dead_after_s: float = DEAD_AFTER_S) -> HubServer:
+def start_hub(
+    folder: Path, *, dead_after_s: float = DEAD_AFTER_S, reconnect_grace_s: float = 0.3
+) -> HubServer:
     """Return a hub that takes a lost connection for a lost member almost at once."""
     return HubServer(
         HubOptions(
-            data=folder / "data", jobs=folder / "jobs", reducers=False, reconnect_grace_s=0.3,
-            dead_after_s=dead_after_s,
+            data=folder / "data", jobs=folder / "jobs", reducers=False,
+            reconnect_grace_s=reconnect_grace_s, dead_after_s=dead_after_s,
         )
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from atoll.hub.server import HubServer
 from tests.contracts.all_to_all_suite import all_to_all_once, mine, packet_of, vector_in
 from tests.contracts.group_suite import together
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 
 SIZE = 1_000_000
 """16 pieces in fp32."""
@@ -22,7 +23,8 @@ SIZE = 1_000_000
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+    folder = tmp_path_factory.mktemp("hub")
+    with start_hub(folder, reconnect_grace_s=PATIENCE_S) as server:
         yield server
 
 

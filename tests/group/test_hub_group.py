@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,16 @@ def node(hub: HubServer) -> Iterator[NodeInName]:
     node = NodeInName(hub)
     yield node
     node.link.close()
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeInName]:
+    """The node of a hub that waits for members whose connection is lost."""
+    folder = tmp_path_factory.mktemp("patient")
+    with start_hub(folder, reconnect_grace_s=PATIENCE_S) as server:
+        node = NodeInName(server)
+        yield node
+        node.link.close()
 
 
 @pytest.fixture
@@ -103,12 +114,12 @@ def big(group: Group) -> CommittedMean:
 @pytest.mark.parametrize("after_bytes", [300_000, 3_000_000, 5_000_000])
 @pytest.mark.every(5)
 def test_broken_connection_resumes_with_what_is_missing(
-    world: Callable[..., HubWorld], who: str, after_bytes: int
+    patient: NodeInName, who: str, after_bytes: int
 ) -> None:
     """Any member may lose its connection, at any time: the round goes on, with the same result."""
-    here = world(2, route="relay", proxied=[who])
-    here.proxies[who].cut_after(after_bytes)
-    results = together(here, big)
+    with contextlib.closing(HubWorld(patient, 2, route="relay", proxied=[who])) as here:
+        here.proxies[who].cut_after(after_bytes)
+        results = together(here, big)
     assert [agreed.reduced.contributors for agreed in results] == [("w0", "w1")] * 2
     assert here.proxies[who].cuts == 1
     assert_same_everywhere([agreed.reduced for agreed in results])

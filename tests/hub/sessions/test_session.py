@@ -45,7 +45,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         data=folder / "data",
         jobs=folder / "runs",
         reducers=False,
-        hello_timeout_s=0.3,
+        hello_timeout_s=1.0,
         reconnect_grace_s=0.5,
         dead_after_s=1.5,
     )
@@ -106,19 +106,23 @@ def test_a_wrong_frame_behind_hello_leaves_no_traceback(
     assert [one.getMessage() for one in caplog.records if one.name == "uvicorn.error"] == []
 
 
-def test_reconnect_keeps_queued_messages(hub: HubServer) -> None:
-    assert hub.hub is not None
-    first = Peer(hub, "j/back", incarnation="one")
-    first.cut()
-    session = hub.hub.sessions.get("j/back")
-    assert session is not None
-    while session.connected:
-        time.sleep(0.01)
-    session.notify(Done())
-    with Peer(hub, "j/back", incarnation="one") as again:
-        assert isinstance(again.welcome, Welcome)
-        assert again.welcome.resumed
-        again.notice(Done)
+def test_reconnect_keeps_queued_messages(tmp_path: Path) -> None:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "runs", reducers=False, reconnect_grace_s=WAIT_S
+    )
+    with HubServer(options) as hub:
+        assert hub.hub is not None
+        first = Peer(hub, "j/back", incarnation="one")
+        first.cut()
+        session = hub.hub.sessions.get("j/back")
+        assert session is not None
+        while session.connected:
+            time.sleep(0.01)
+        session.notify(Done())
+        with Peer(hub, "j/back", incarnation="one") as again:
+            assert isinstance(again.welcome, Welcome)
+            assert again.welcome.resumed
+            again.notice(Done)
 
 
 def test_new_incarnation_replaces_the_old_process(hub: HubServer) -> None:
