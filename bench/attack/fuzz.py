@@ -243,7 +243,7 @@ def with_own_loop(name: str, *, seconds: float, seed: int = 1) -> Found:
     found = Found(name, "own")
     began, kinds = time.monotonic(), set[str]()
     waiting = list(corpus)
-    while time.monotonic() - began < seconds:
+    while not found.executions or time.monotonic() - began < seconds:
         data = waiting.pop() if waiting else _changed(rng, corpus)
         before_mb, before_s = _peak_mb(), time.process_time()
         try:

@@ -37,6 +37,7 @@ from tests.contracts.strategy_suite import (
     squared_error,
     start_run,
 )
+from tests.patience import PATIENCE_S
 
 STRATEGIES: dict[str, Any] = {
     "diloco": atoll.DiLoCo(every=4, warmup_steps=0),
@@ -69,7 +70,7 @@ def fresh(folder: Path, *, members: int, strategy: str, codec: str = "fp32") -> 
         save(BackgroundSaver(target, scratch=folder / group.me), run, group, strategy=strategy)
         return run
 
-    return MemoryGroups(members).together(body)
+    return MemoryGroups(members).together(body, timeout_s=PATIENCE_S)
 
 
 def go_on(
@@ -95,7 +96,7 @@ def go_on(
         save(BackgroundSaver(target, scratch=folder / group.me), run, group, strategy=strategy)
         return run, restored, warning
 
-    done = MemoryGroups(members, start_round=round_).together(body)
+    done = MemoryGroups(members, start_round=round_).together(body, timeout_s=PATIENCE_S)
     return [run for run, _, _ in done], [r for _, r, _ in done], [w for _, _, w in done]
 
 
@@ -133,7 +134,7 @@ def test_same_members_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         run.train(16)
         return run
 
-    through = MemoryGroups(2).together(body)
+    through = MemoryGroups(2).together(body, timeout_s=PATIENCE_S)
     assert torch.equal(runs[0].vector(), through[0].vector())
 
 

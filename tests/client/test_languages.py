@@ -86,7 +86,7 @@ def test_python_and_other_languages_read_each_others_values(
         queue = client.queue("pool/mixed")
         queue.put({"from": "python"})
         headers = {"authorization": f"Bearer {client.token}"}
-        with httpx.Client(base_url=hub.url, headers=headers) as rest:
+        with httpx.Client(base_url=hub.url, headers=headers, timeout=PATIENCE_S) as rest:
             put = {"queue": "pool/mixed", "value": {"from": "elsewhere"}}
             assert rest.post("/api/queues/put", json=put).status_code == 200
             found = rest.post("/api/queues/claim", json={"queue": "pool/mixed"}).json()

@@ -13,6 +13,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.ids import is_job_id
 from atoll.net.http.client import HubClient
+from tests.patience import PATIENCE_S
 
 
 def options(folder: Path) -> HubOptions:
@@ -60,7 +61,9 @@ def test_a_program_does_not_wait_in_the_queues_of_a_job_to_come(tmp_path: Path, 
 def answers(hub: HubServer, token: str) -> tuple[int, int, int]:
     """Return the status of a permitted put, of another one, and of the other's dead letters."""
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=hub.url, headers=headers, trust_env=False) as plain:
+    with httpx.Client(
+        base_url=hub.url, headers=headers, trust_env=False, timeout=PATIENCE_S
+    ) as plain:
         puts = [
             plain.post("/api/queues/put", json={"queue": name, "value": 2}).status_code
             for name in ("pool/ada/work", "pool/work")

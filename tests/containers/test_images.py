@@ -18,6 +18,7 @@ from atoll.wire.messages import Launch
 from tests.containers.daemons import Daemon, small_archive
 from tests.containers.registry import Registry
 from tests.node.launchers.ordering import make_order, run, until
+from tests.patience import PROMPT_S
 
 
 def image_launch(image: str, *words: str, args: tuple[str, ...] = (), **launch: Any) -> Launch:
@@ -94,5 +95,5 @@ def test_pull_that_nobody_wants_any_more_is_given_up(
         registry.open.set()
         return time.monotonic() - begun
 
-    assert run(scenario()) < 3
+    assert run(scenario()) < PROMPT_S
     assert daemon.names() == []

@@ -84,6 +84,7 @@ class Scene:
             base_url=hub.url,
             headers={"authorization": f"Bearer {hub.operator_token}"},
             trust_env=False,
+            timeout=PATIENCE_S,
         )
         self.nodes: dict[str, Peer] = {}
         self._open = contextlib.ExitStack()

@@ -10,6 +10,7 @@ from atoll.hub.server import HubServer
 from atoll.wire.messages import Drain
 from tests.dashboard.conftest import Watch
 from tests.dashboard.scene import Scene
+from tests.patience import PATIENCE_S
 
 
 def answer(page: Page, verb: str, **fields: str) -> None:
@@ -164,14 +165,18 @@ def test_a_viewer_sees_everything_and_no_button_that_acts(scene: Scene, watched:
 
 def test_tokens_open_the_page_only_for_people(browser: object, hub: HubServer) -> None:
     def login(token: str) -> httpx.Response:
-        return httpx.post(f"{hub.url}/login", data={"token": token}, trust_env=False)
+        return httpx.post(
+            f"{hub.url}/login", data={"token": token}, trust_env=False, timeout=PATIENCE_S
+        )
 
     refused = login("wrong")
     assert refused.status_code == 401
     assert "not valid at this hub" in refused.text
     secret = hub.ticket.rpartition("/")[2]
     body = {"secret": secret, "name": "box"}
-    joined = httpx.post(f"{hub.url}/api/join", json=body, trust_env=False).json()
+    joined = httpx.post(
+        f"{hub.url}/api/join", json=body, trust_env=False, timeout=PATIENCE_S
+    ).json()
     assert "the token of node box" in login(joined["token"]).text
     good = login(hub.operator_token)
     assert (good.status_code, good.headers["location"]) == (303, "./")
@@ -182,4 +187,6 @@ def test_tokens_open_the_page_only_for_people(browser: object, hub: HubServer) -
     ["../pages.py", "app.py", "index.html", "nothing.js", "%2e%2e", "lib", "lib/../../sse.py"],
 )
 def test_static_files_are_only_those_of_the_page(hub: HubServer, name: str) -> None:
-    assert httpx.get(f"{hub.url}/static/{name}", trust_env=False).status_code in (401, 404)
+    assert httpx.get(
+        f"{hub.url}/static/{name}", trust_env=False, timeout=PATIENCE_S
+    ).status_code in (401, 404)

@@ -28,7 +28,7 @@ def test_returns_of_a_policy_in_several_jobs_overlay(
         for place, policy in enumerate(("earth", "moon")):
             chart = page.locator(f"#compare-return-{place}")
             both = re.compile(f"Return of {policy}: last values {first.job} .*{second.job}")
-            expect(chart).to_have_attribute("aria-label", both, timeout=30_000)
+            expect(chart).to_have_attribute("aria-label", both)
         expect(page.locator("#compare-loss")).to_be_hidden()  # there is no loss to compare
         ends = "document.querySelector('#compare-return-0').data.map(t => t.x.at(-1))"
         page.wait_for_function("() => document.querySelector('#compare-return-0').data")
@@ -93,7 +93,7 @@ def test_pooled_critic_shows_loss_per_policy(scene: Scene, watched: Watch) -> No
     with watched() as seen:
         page = seen.go(f"jobs/{job}")
         expect(page.locator("#critic-chart")).to_have_attribute(
-            "aria-label", re.compile(r"values earth 0\.\d+, other-1\.mars 0\.\d+"), timeout=30_000
+            "aria-label", re.compile(r"values earth 0\.\d+, other-1\.mars 0\.\d+")
         )
         assert seen.problems == []
 

@@ -274,7 +274,7 @@ def test_a_tuned_job_shows_its_data(seeded: Seeded, seen: Watched) -> None:
     with HubClient(seeded.hub.url, seeded.hub.operator_token) as client:
         client.put_file(job, "data.json", json.dumps(preview).encode())
     card = page.locator("#examples")
-    expect(card).to_contain_text("1 left out: equal to an earlier one", timeout=15_000)
+    expect(card).to_contain_text("1 left out: equal to an earlier one")
     card.locator("summary").click()
     expect(card.locator("h3")).to_have_text(["Chosen", "Rejected"])
     expect(card.locator("u")).to_have_text(["three", "<b>four</b>"])

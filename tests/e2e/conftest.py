@@ -21,7 +21,7 @@ from atoll.cli.hub_access import KnownHub, find
 from atoll.net.http.client import HubClient
 from atoll.node.machine.probe import Gpus, known_compute
 from tests.commands import Done, run_here
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 TINY = """
 [job]
@@ -168,6 +168,13 @@ class Atoll:
             except (psutil.Error, ProcessLookupError):  # it ended in between, or is another's
                 continue
         return found
+
+    def assert_ended(self) -> None:
+        """Check that nothing of it is left; what was killed last may take a moment to end."""
+        deadline = time.monotonic() + PROMPT_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, [process.cmdline() for process in left]
+            time.sleep(0.02)
 
     def running(self, word: str) -> list[psutil.Process]:
         """Return this test's processes whose command has a word."""

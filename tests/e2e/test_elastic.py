@@ -210,7 +210,7 @@ def contributors(client: HubClient, job: str, *, since: int) -> list[list[str]]:
 
 def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
     """Stop a job after its round; return its members with what they reported."""
-    client.stop(job, grace_s=20.0)
+    client.stop(job, grace_s=PATIENCE_S)
     until(lambda: client.job(job)["state"] == "stopped")
     members: list[dict[str, Any]] = client.job(job)["members"]
     return members
@@ -248,4 +248,4 @@ def test_run_resumes_with_other_members_and_strategy(atoll: Atoll) -> None:
     assert summary["strategy"]["outer"] == "average"
     assert (summary["nodes"], summary["steps"]) == (2, steps)
     assert "outer_lr" not in (folder / "job.toml").read_text()
-    assert not atoll.processes()
+    atoll.assert_ended()

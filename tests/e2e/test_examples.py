@@ -63,7 +63,7 @@ def test_plain_loop_runs_on_two_nodes(atoll: Atoll) -> None:
     assert done.code == 0, done.both
     assert "node0 finished with loss" in done.out
     assert "node1 finished with loss" in done.out
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/e2e/test_examples.py::test_plain_loop_runs_on_two_nodes")
@@ -82,7 +82,7 @@ def test_actors_and_learner_share_a_queue_on_three_nodes(atoll: Atoll) -> None:
     done = atoll.run("run", str(EXAMPLES / "actors.py"), "--local", "3", "--", "--updates", "30")
     assert done.code == 0, done.both
     assert "learned from 30 items of the queue" in done.out
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/e2e/test_training.py::test_three_commands_train_and_collect_the_results")
@@ -103,7 +103,7 @@ def test_gpt_runs_on_four_nodes_that_all_contribute(atoll: Atoll) -> None:
     assert len(rounds) > 2
     assert all(row["contributors"] == ["w0", "w1", "w2", "w3"] for row in rounds)
     assert (folder / "checkpoints").is_dir()
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/config/test_reading.py::test_an_example_is_the_same_job_when_written_out")
@@ -113,7 +113,7 @@ def test_muloco_job_runs_on_two_nodes_shortened(atoll: Atoll) -> None:
     words = [word for setting in small for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / "muloco.toml"), "--local", "2", *words)
     assert done.code == 0, done.both
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/e2e/test_jobs.py::test_failing_job_does_not_affect_two_others")
@@ -126,7 +126,7 @@ def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None
     models = {path.parent.name for path in atoll.runs.glob("*/model.safetensors")}
     names = {name.rsplit("-", 2)[0] for name in models}  # without date and time
     assert names == {"small-steps", "large-steps", "wide", "deep"}
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/e2e/test_elastic.py::test_killed_members_resume_and_leaver_is_replaced")
@@ -160,4 +160,4 @@ def test_elastic_job_survives_a_killed_worker(atoll: Atoll) -> None:
     done = running.wait()
     assert done.code == 130, done.both
     assert "w1" in done.out, "the loss of a member is told"
-    assert not atoll.processes()
+    atoll.assert_ended()

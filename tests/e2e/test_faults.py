@@ -38,7 +38,7 @@ def test_script_that_raises_shows_its_traceback_and_its_node(atoll: Atoll) -> No
     assert "last lines on node" in done.err
     later = atoll.run("logs", str(atoll.job_folder()))
     assert "boom on purpose" in later.out, "the hub is gone, the lines are not"
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long(

@@ -27,7 +27,7 @@ def interrupt(atoll: Atoll, running: Running, number: int = signal.SIGINT) -> Do
     done = running.wait()
     took_s = time.monotonic() - begun
     assert took_s <= LIMIT_S, f"{took_s:.1f} s"
-    assert not atoll.processes(), [p.cmdline() for p in atoll.processes()]
+    atoll.assert_ended()
     return done
 
 
@@ -101,7 +101,7 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll, members: int)
     assert waited_s < HubOptions.restart_grace_s, (
         "nobody waits for members that ended with their command"
     )
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long("tests/checkpoint/stores/test_hub_store.py::test_damage_at_the_hub_is_named")
@@ -116,4 +116,4 @@ def test_damaged_checkpoint_is_named_and_not_used(atoll: Atoll) -> None:
     done = atoll.run("resume", f"runs/{folder.name}")
     assert done.code == 1, done.both
     assert "shared.safetensors" in done.err
-    assert not atoll.processes()
+    atoll.assert_ended()

@@ -91,7 +91,7 @@ def test_two_ranks_train_as_one_member(atoll: Atoll) -> None:
     assert done.code == 0, done.both
     summary = json.loads((atoll.job_folder() / "summary.json").read_text())
     assert (summary["steps"], summary["strategy"]["inner"]) == (10, "fsdp")
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long(
@@ -179,7 +179,7 @@ def test_stopped_island_job_resumes_in_another_mesh(
     until(lambda: "checkpoint" in events.read_text(), timeout_s=START_S)
     running.interrupt()
     assert running.wait(timeout_s=START_S).code == 130
-    assert not atoll.processes()
+    atoll.assert_ended()
     step = 50 + max(
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     )
@@ -188,7 +188,7 @@ def test_stopped_island_job_resumes_in_another_mesh(
     assert done.code == 0, done.both
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["strategy"]["inner"]) == (step, "tensor")
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long(

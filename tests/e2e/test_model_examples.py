@@ -21,7 +21,7 @@ def run(atoll: Atoll, name: str, *settings: str) -> dict[str, Any]:
     words = [word for setting in (*SHORT, *settings) for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / name), "--local", "2", *words)
     assert done.code == 0, done.both
-    assert not atoll.processes()
+    atoll.assert_ended()
     summary: dict[str, Any] = json.loads((atoll.job_folder() / "summary.json").read_text())
     assert summary["replicas_identical"]
     assert summary["steps"] == 6

@@ -108,7 +108,7 @@ def test_two_policies_and_a_critic_on_this_machine(atoll: Atoll) -> None:
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = {name for point in points for name in point["values"]}
     assert names >= {"return", "env_steps", "env_steps_per_s", "policy_loss", "value_loss", "kl"}
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 def test_rl_members_resume_after_kill_leave_or_stop(

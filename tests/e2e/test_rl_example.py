@@ -48,7 +48,7 @@ def test_example_ends_with_table_report_and_episodes(
     assert f"{critic['trajectories']} trajectories in" in done.out
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert report.count("src='data:image/gif;base64,") == len(POLICIES)
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 def test_unknown_environment_is_named_before_the_start(atoll: Atoll) -> None:

@@ -70,7 +70,7 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll, pres
     assert summary["replicas_identical"] is True
     assert summary["steps"] == STEPS
     assert summary["loss_final"] < summary["loss_first"]
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 @pytest.mark.long(

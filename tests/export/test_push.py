@@ -67,7 +67,7 @@ def pushed(lora: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pus
         own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "COLUMNS": "200"}
         done = subprocess.run(
             [sys.executable, "-c", COMMANDS], env=own, input=json.dumps(commands),
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         yield Pushed(hub, *(tuple(json.loads(line)) for line in done.stdout.splitlines()))

@@ -241,7 +241,7 @@ def cursor(offset: int) -> dict[str, int]:
 
 
 def test_leases_follow_contributors_without_duplicates() -> None:
-    groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def first(group: Group) -> CommittedMean:
         return meet(group, lease=Lease(int(group.me[1:]), cursor(10 + int(group.me[1:]))))

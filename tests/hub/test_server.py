@@ -76,7 +76,7 @@ def resident_bytes(pid: int) -> int:
 def test_one_line_says_ready_and_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub:
         assert set(hub.info) == {"url", "port", "ticket", "operator_token", "ca"}
-        assert httpx.get(hub.info["url"] + "/healthz").status_code == 200
+        assert httpx.get(hub.info["url"] + "/healthz", timeout=PATIENCE_S).status_code == 200
         code, seconds, errors = hub.end(number)
         assert (code, errors) == (0, "")
         assert seconds < PROMPT_S
@@ -125,7 +125,9 @@ def test_limited_ticket_is_another_one_and_runs_out(tmp_path: Path) -> None:
     with HubServer(HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", ticket_uses=1)) as hub:
         secret = hub.ticket.rpartition("/")[2]
         for status in (201, 401):
-            answer = httpx.post(hub.url + "/api/join", json={"secret": secret, "name": "n"})
+            answer = httpx.post(
+                hub.url + "/api/join", json={"secret": secret, "name": "n"}, timeout=PATIENCE_S
+            )
             assert answer.status_code == status
 
 
@@ -211,7 +213,7 @@ def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
         jobs_url = hub.info["url"] + "/api/jobs"
         agent = Peer(shell(hub), "box", info=NODE)
         body = {"spec": spec, "files": {}}
-        job = httpx.post(jobs_url, json=body, headers=headers).json()["job"]
+        job = httpx.post(jobs_url, json=body, headers=headers, timeout=PATIENCE_S).json()["job"]
         launched = launches(agent, 3)
         peers = [member(shell(hub), launched[m]) for m in ("reducer", "w0", "w1")]
         for peer in peers[1:]:
@@ -231,7 +233,7 @@ def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
             peers = [member(shell(hub), launched[m]) for m in ("w0", "w1")]
             ids = [peer.ask(vote) for peer in peers]
             verdicts += [peer.answer(id) for peer, id in zip(peers, ids, strict=True)]
-            view = httpx.get(f"{jobs_url}/{job}", headers=headers).json()
+            view = httpx.get(f"{jobs_url}/{job}", headers=headers, timeout=PATIENCE_S).json()
             assert view["committed_round"] == 1
             hub.end(signal.SIGKILL)
             for peer in peers:
@@ -257,7 +259,10 @@ def test_other_websocket_paths_are_refused(tmp_path: Path) -> None:
             "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
         }
-        assert httpx.get(hub.url + "/elsewhere", headers=headers).status_code == 403
+        assert (
+            httpx.get(hub.url + "/elsewhere", headers=headers, timeout=PATIENCE_S).status_code
+            == 403
+        )
 
 
 def test_a_stopped_hub_drops_peers_that_do_not_read(tmp_path: Path) -> None:
@@ -291,10 +296,10 @@ def test_job_and_node_are_seen_over_rest(tmp_path: Path) -> None:
     with HubServer(options) as hub, node(hub, "box"):
         job = submit(hub, nodes=3)
         headers = {"Authorization": f"Bearer {hub.operator_token}"}
-        view = httpx.get(f"{hub.url}/api/jobs/{job}", headers=headers).json()
+        view = httpx.get(f"{hub.url}/api/jobs/{job}", headers=headers, timeout=PATIENCE_S).json()
         assert view["state"] == "waiting"
         assert view["reason"] == "needs 3 nodes, 2 are free"
-        nodes = httpx.get(f"{hub.url}/api/nodes", headers=headers).json()
+        nodes = httpx.get(f"{hub.url}/api/nodes", headers=headers, timeout=PATIENCE_S).json()
         assert [n["state"] for n in nodes] == ["online"]
 
 

@@ -48,7 +48,7 @@ def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor
     assert "node0 finished with held-out loss" in done.out
     losses = {line.split()[-1] for line in done.out.splitlines() if "finished with" in line}
     assert len(losses) == 1, done.out  # both members end with one model
-    assert not atoll.processes()
+    atoll.assert_ended()
     return load_file(atoll.job_folder() / "model.safetensors")
 
 

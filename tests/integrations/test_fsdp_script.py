@@ -113,6 +113,6 @@ def test_two_islands_end_as_two_whole_models(atoll: Atoll, tmp_path: Path, examp
     losses = [line.split()[-1] for line in done.out.splitlines() if "finished with" in line]
     assert len(losses) == 2
     assert len(set(losses)) == 1  # both islands end with one model
-    assert not atoll.processes()
+    atoll.assert_ended()
     found: dict[str, Tensor] = load_file(atoll.job_folder() / "model.safetensors")
     assert_same(found, expected(example, tmp_path, members=2), tolerance=1e-5)

@@ -136,4 +136,4 @@ def test_example_trains_one_model_on_two_nodes(atoll: Atoll) -> None:
     assert ends.keys() == {"0", "1"}
     assert ends["0"] == ends["1"]
     assert "right on 2 members" in done.both
-    assert not atoll.processes()
+    atoll.assert_ended()

@@ -81,7 +81,10 @@ def test_the_page_and_its_live_stream_work_below_the_prefix(
     hub, nginx = site
     trusted = ssl.create_default_context(cafile=str(nginx.certificate))
     with httpx.Client(
-        base_url=f"https://localhost:{nginx.port}", verify=trusted, trust_env=False
+        base_url=f"https://localhost:{nginx.port}",
+        verify=trusted,
+        trust_env=False,
+        timeout=PATIENCE_S,
     ) as browser:
         page = browser.get(f"/atoll?token={hub.operator_token}", follow_redirects=True)
         assert page.status_code == 200

@@ -155,7 +155,8 @@ def test_every_item_reaches_one_consumer_only(registry: QueueRegistry) -> None:
     got: list[int] = []
 
     def consume() -> None:
-        while items := queue.claim(7, wait_s=1.0):
+        while len(got) < total:
+            items = queue.claim(7, wait_s=0.2)
             queue.ack(items)
             with lock:
                 got.extend(item.value for item in items)

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from atoll.errors import DeadlineExceeded
+from atoll.recovery import fetch
 from atoll.recovery.http_server import Answerer
 from atoll.wire.recovery_messages import (
     CHUNK,
@@ -20,6 +21,7 @@ from atoll.wire.recovery_messages import (
     encode_state_manifest,
     state_manifest,
 )
+from tests.patience import PATIENCE_S
 from tests.recovery import spoil
 from tests.recovery.world import World, assert_same
 
@@ -78,7 +80,10 @@ def test_liar_is_named_and_state_comes_from_others(world: World, lie: str, direc
     assert "w0 was dropped as a source" in world.events[0].text
 
 
-def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -> None:
+def test_a_state_that_differs_from_that_of_the_others_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "COMPARE_S", PATIENCE_S)
     late = spoil.after(lambda: world.events)
     model = world.donor("w1", numel=NUMEL, spoil=late)
     world.donor("w0", numel=NUMEL, seed=5)
@@ -89,8 +94,11 @@ def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -
     assert "differs" in world.events_of("recovery-source-refused")["w0"]
 
 
-def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) -> None:
+def test_a_fast_liar_does_not_win_before_the_others_have_spoken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The liar has delivered everything before the honest two say what they have."""
+    monkeypatch.setattr(fetch, "COMPARE_S", PATIENCE_S)
     world.donor("w0", numel=1000, seed=5)
     models = [world.donor(f"w{slot}", numel=1000) for slot in (1, 2)]
     busy = [world.state_locks[f"w{slot}"].moving() for slot in (1, 2)]

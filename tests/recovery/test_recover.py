@@ -9,6 +9,7 @@ import pytest
 
 from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.errors import DeadlineExceeded, GroupLeft
+from atoll.recovery import fetch
 from atoll.recovery.relay_source import RelaySource
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.recovery_messages import CHUNK, StateAsk
@@ -188,7 +189,10 @@ def test_differing_members_recover_from_one_donor(world: World) -> None:
     assert world.events == []
 
 
-def test_lone_claim_to_differ_is_not_believed(world: World) -> None:
+def test_lone_claim_to_differ_is_not_believed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "COMPARE_S", PATIENCE_S)
     gates, late = spoil.at_once(3), spoil.after(lambda: world.events)
     models = [
         world.donor(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from atoll.config import WorkerEnvironment, child_environment
+from atoll.hub.scheduler import reducer_hosts
 from atoll.reducer.__main__ import main
 from tests.contracts.group_suite import assert_same_everywhere, one_round, together, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
@@ -36,7 +37,9 @@ class ProcessWorld(HubWorld):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ProcessWorld]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessWorld]:
+    # Nothing here starts the process that the hub would ask for if this one took long to start.
+    monkeypatch.setattr(reducer_hosts, "START_S", PATIENCE_S)
     with start_hub(tmp_path) as hub:
         node = NodeInName(hub)
         world = ProcessWorld(node, 2, route="relay")

@@ -13,7 +13,10 @@ from atoll.group.base import Group
 from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.group.run_round import CommittedMean
+from atoll.hub.rounds import service
+from atoll.hub.scheduler import reducer_hosts
 from atoll.net.http.client import HubClient
+from atoll.rounds import timing
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import NodeInName, start_hub
 from tests.patience import PATIENCE_S
@@ -23,7 +26,10 @@ ROUNDS, SIZE = 5, 2000
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ProcessWorld]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessWorld]:
+    monkeypatch.setattr(reducer_hosts, "START_S", PATIENCE_S)  # as in test_process.py
+    monkeypatch.setattr(timing, "MIN_GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(service, "SILENT_S", PATIENCE_S)
     with start_hub(tmp_path) as hub:
         node = NodeInName(hub)
         world = ProcessWorld(node, 5, route="auto")

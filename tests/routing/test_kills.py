@@ -20,6 +20,7 @@ from atoll.routing.parts import Work
 from atoll.routing.reader import train_reader
 from atoll.routing.together import compute_together, train_reader_once
 from atoll.wire.messages import Message
+from tests.patience import PATIENCE_S
 from tests.routing.test_together import Killed, Merges, Place, expected
 
 LEASE_S = 0.2
@@ -71,11 +72,14 @@ def work(reader: FeatureModel, dataset: Dataset) -> Work:
     return Work(reader, documents, dataset.tokenizer, size=10)
 
 
-def shard(channel: Channel, member: str, dataset: Dataset, work: Work, merges: Merges) -> bool:
+def shard(
+    channel: Channel, member: str, dataset: Dataset, work: Work, merges: Merges,
+    lease_s: float = LEASE_S,
+) -> bool:  # fmt: skip
     """Do all that a member of the sharding does."""
     place = Place(channel, member)
-    train_reader_once(place, dataset, seed=0, steps=STEPS, lease_s=LEASE_S)
-    return compute_together(place, work, merges, lease_s=LEASE_S)
+    train_reader_once(place, dataset, seed=0, steps=STEPS, lease_s=lease_s)
+    return compute_together(place, work, merges, lease_s=lease_s)
 
 
 def results(channel: Channel, work: Work) -> dict[str, list[Features]]:
@@ -102,7 +106,7 @@ def test_members_killed_at_every_message_lose_nothing(
 
     monkeypatch.setattr(together, "train_reader", trained)  # the same again, without the seconds
     calm = Mortal(InMemoryChannel())
-    assert shard(calm, "w0", dataset, work, Merges())
+    assert shard(calm, "w0", dataset, work, Merges(), PATIENCE_S)  # which extends no lease
     truth = expected(work)
     ends = Counter[str]()
     for last in range(calm.count):

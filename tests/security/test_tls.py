@@ -59,7 +59,9 @@ def test_public_hub_speaks_tls_only_and_pins_it_in_tickets(
         ticket = parse_ticket(hub.ticket)
         assert ticket.url.startswith("https://")
         assert [ticket.fingerprint] == pinned.fingerprints(Path(hub.ca))
-        told = httpx.get(f"http://127.0.0.1:{hub.port}/healthz", trust_env=False)
+        told = httpx.get(
+            f"http://127.0.0.1:{hub.port}/healthz", trust_env=False, timeout=PATIENCE_S
+        )
         assert told.status_code == 400
         assert told.json()["error"]["what"] == "this hub requires TLS"
         short = Ticket("127.0.0.1", hub.port, ticket.secret)

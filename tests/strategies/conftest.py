@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from atoll.hub.rounds import service
 from atoll.hub.server import HubServer
+from atoll.rounds import timing
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,13 @@ def node(hub: HubServer) -> Iterator[NodeInName]:
     node = NodeInName(hub)
     yield node
     node.link.close()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds wait for a member that is slow or silent; one that is killed is lost at once."""
+    monkeypatch.setattr(timing, "MIN_GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(service, "SILENT_S", PATIENCE_S)
 
 
 @pytest.fixture

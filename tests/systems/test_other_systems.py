@@ -77,4 +77,4 @@ def test_a_job_of_two_members_runs(system: Path, atoll: Atoll) -> None:
     ran = system.read_text(encoding="utf-8")
     for part in ("atoll.hub", "atoll.node ", "atoll.node.worker", "atoll.reducer"):
         assert part in ran, f"{part} has run on the real system"
-    assert not atoll.processes()
+    atoll.assert_ended()

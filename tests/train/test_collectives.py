@@ -212,7 +212,7 @@ def test_member_lost_after_wrap_is_left_out_and_training_goes_on(tmp_path: Path)
 
 
 def test_left_behind_member_gets_an_error(tmp_path: Path) -> None:
-    groups = MemoryGroups(2, grace_s=0.2)
+    groups = MemoryGroups(2)
 
     def body(run: Run) -> None:
         run.barrier()

@@ -22,6 +22,7 @@ from atoll.hub.server import HubServer
 from atoll.plan.swarm import plan_swarm
 from atoll.wire.messages import NodeInfo, Offer
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 from tests.plan.test_swarm_plan import swarm
 
 
@@ -73,7 +74,10 @@ def test_run_refuses_before_it_submits(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "job.toml"
     path.write_text(dump_spec(swarm(tmp_path, 2)), encoding="utf-8")
     options = HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs", reducers=False)
-    with HubServer(options) as hub, httpx.Client(base_url=hub.url, trust_env=False) as http:
+    with (
+        HubServer(options) as hub,
+        httpx.Client(base_url=hub.url, trust_env=False, timeout=PATIENCE_S) as http,
+    ):
         body = {"secret": hub.ticket.rpartition("/")[2], "name": "lap1"}
         token = http.post("/api/join", json=body).json()["token"]
         info = NodeInfo("lap1", "Linux", "3.11", "0.1", memory_bytes=10**8, slots=2)

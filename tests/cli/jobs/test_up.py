@@ -57,7 +57,7 @@ def atoll(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def stop(atoll: Atoll, running: Running) -> None:
     running.interrupt()
     assert running.popen.wait(PATIENCE_S) == 0
-    assert not atoll.processes(), [p.cmdline() for p in atoll.processes()]
+    atoll.assert_ended()
 
 
 def nodes_of(atoll: Atoll) -> dict[str, Any]:
@@ -121,4 +121,4 @@ def test_a_taken_port_is_named(atoll: Atoll) -> None:
     assert done.code != 0
     assert "cannot listen on this port" in done.both
     assert "--port" in done.both
-    assert not atoll.processes()
+    atoll.assert_ended()

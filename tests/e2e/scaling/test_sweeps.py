@@ -71,7 +71,7 @@ def test_the_example_runs_is_not_repeated_and_gives_a_law(atoll: Atoll) -> None:
     assert {point["tokens"] for point in told["points"]} == {8_192.0}
     assert 0 < told["predictions"][0]["loss"] < 6
     assert (atoll.folder / "law" / "scaling.html").exists()
-    assert not atoll.processes()
+    atoll.assert_ended()
 
 
 def test_an_interrupted_sweep_keeps_what_has_ended(atoll: Atoll) -> None:
@@ -90,4 +90,4 @@ def test_an_interrupted_sweep_keeps_what_has_ended(atoll: Atoll) -> None:
     jobs = json.loads((folder / "sweep.json").read_text("utf-8"))["jobs"]
     assert ended <= set(jobs.values())
     assert {file.parent.name for file in folder.glob("*/summary.json")} == set(jobs.values())
-    assert not atoll.processes()
+    atoll.assert_ended()

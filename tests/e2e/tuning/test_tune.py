@@ -10,6 +10,7 @@ import pytest
 from atoll.checkpoint import load_weights
 from tests.e2e.conftest import Atoll
 from tests.models.tiny import docstring_chats, save_tiny
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
 pytest.importorskip("peft", reason="pip install 'atoll[tune]'")
@@ -35,7 +36,9 @@ def test_two_members_tune_and_the_model_is_exported(
     assert "[tune]" in checked.out
     words = ["--context", "128", "--batch", "2", "--steps", "8", "--lr", "0.01"]
     words += ["--set", "strategy.every=4", "--set", "tune.rank=4"]
-    done = atoll.run("tune", str(pretrained), str(chats), "--local", "2", *words)
+    done = atoll.run(
+        "tune", str(pretrained), str(chats), "--local", "2", *words, timeout_s=3 * PATIENCE_S
+    )
     assert done.code == 0, done.both
     assert "atoll chat" in done.out
     folder = atoll.job_folder()

@@ -49,7 +49,9 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 def ask(hub: HubServer, path: str, **body: Any) -> Any:
     with httpx.Client(
-        base_url=hub.url, headers={"authorization": f"Bearer {hub.operator_token}"}
+        base_url=hub.url,
+        headers={"authorization": f"Bearer {hub.operator_token}"},
+        timeout=PATIENCE_S,
     ) as client:
         answer = client.post(path, json=body) if body else client.get(path)
         answer.raise_for_status()

@@ -6,6 +6,7 @@ import httpx
 
 from atoll.hub.dashboard.pages import FOLDER
 from atoll.hub.server import HubServer
+from tests.patience import PATIENCE_S
 
 MOST_BYTES = 300_000
 """The whole page with all its parts; before, plotly alone had 4.8 MB."""
@@ -15,7 +16,7 @@ def test_the_whole_page_is_sent_compressed_and_is_small(hub: HubServer) -> None:
     files = [path for path in FOLDER.rglob("*") if path.suffix in (".js", ".css")]
     assert len(files) > 30
     received = 0
-    with httpx.Client(base_url=hub.url, trust_env=False) as client:
+    with httpx.Client(base_url=hub.url, trust_env=False, timeout=PATIENCE_S) as client:
         client.get("/", params={"token": hub.operator_token}, follow_redirects=True)
         for path in files:
             place = f"/static/{path.relative_to(FOLDER).as_posix()}"

@@ -47,7 +47,7 @@ def client(hub: HubServer) -> Iterator[HubClient]:
 @pytest.fixture
 def http(hub: HubServer) -> Iterator[httpx.Client]:
     head = {"authorization": f"Bearer {hub.operator_token}"}
-    with httpx.Client(base_url=hub.url, headers=head, trust_env=False) as made:
+    with httpx.Client(base_url=hub.url, headers=head, trust_env=False, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -129,7 +129,9 @@ def test_only_operators_delete(hub: HubServer, client: HubClient) -> None:
         token = stranger.log_in(ticket.rpartition("/")[2], name="eve").token
     heads: list[dict[str, str]] = [{}, {"authorization": f"Bearer {token}"}]
     for head in heads:
-        with httpx.Client(base_url=hub.url, headers=head, trust_env=False) as other:
+        with httpx.Client(
+            base_url=hub.url, headers=head, trust_env=False, timeout=PATIENCE_S
+        ) as other:
             assert other.delete(f"/api/jobs/{job}").status_code in (401, 403)
     assert client.job(job)["state"] == "stopped"
 

@@ -217,7 +217,9 @@ def test_a_collector_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
         otlp="http://127.0.0.1:9/v1/metrics",
     )  # fmt: skip
     with HubServer(options) as hub:
-        assert httpx.get(f"{hub.url}/healthz", trust_env=False).status_code == 200
+        assert (
+            httpx.get(f"{hub.url}/healthz", trust_env=False, timeout=PATIENCE_S).status_code == 200
+        )
         began = time.monotonic()
     assert time.monotonic() - began < 25
 

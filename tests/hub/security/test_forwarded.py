@@ -69,5 +69,7 @@ def test_a_hub_answers_with_and_without_its_prefix(tmp_path: Path) -> None:
             with connect(url, make_hello("p/w0", hub.operator_token)) as link:
                 assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
         for path, status in (("/atoll", 200), ("/atoll/", 200), ("/atollo/", 401)):
-            answer = httpx.get(f"{hub.url}{path}", trust_env=False, follow_redirects=True)
+            answer = httpx.get(
+                f"{hub.url}{path}", trust_env=False, follow_redirects=True, timeout=PATIENCE_S
+            )
             assert answer.status_code == status

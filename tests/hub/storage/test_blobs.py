@@ -27,6 +27,7 @@ from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
 from tests.hub.durable import with_stores
+from tests.patience import PATIENCE_S
 from tests.security.conftest import SPEC, stores_of
 
 MEBIBYTE = 2**20
@@ -182,6 +183,7 @@ ENDLESS = """
 import asyncio, sys
 from pathlib import Path
 from atoll.clock import RealClock
+from tests.patience import PATIENCE_S
 from atoll.hub.stores import open_stores
 
 async def main(folder):
@@ -295,7 +297,7 @@ def test_a_blob_that_is_not_there_or_not_a_blob_is_told(client: HubClient, tmp_p
 def test_the_hub_refuses_other_bytes_and_strangers(hub: HubServer) -> None:
     address = f"{hub.url}/api/blobs/{name_of(b'right')}"
     token = {"authorization": f"Bearer {hub.operator_token}"}
-    with httpx.Client(trust_env=False) as raw:
+    with httpx.Client(trust_env=False, timeout=PATIENCE_S) as raw:
         assert raw.put(address, content=b"right").status_code == 401
         assert raw.get(address).status_code == 401
         answer = raw.put(address, content=b"wrong", headers=token)

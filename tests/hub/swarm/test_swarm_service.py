@@ -29,6 +29,7 @@ from atoll.wire.messages import (
 from atoll.wire.swarm import Holder, Share
 from tests.hub.nodes.test_membership import Running, event_texts, job_of, until, vote
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 
 TABLES = """
 [strategy]
@@ -315,7 +316,9 @@ def test_a_job_that_is_no_swarm_has_no_ledger(running: Running) -> None:
 
 def test_rest_and_prometheus_show_the_stages(swarm: Running) -> None:
     operator = {"authorization": f"Bearer {swarm.hub.operator_token}"}
-    with httpx.Client(base_url=swarm.hub.url, headers=operator, trust_env=False) as http:
+    with httpx.Client(
+        base_url=swarm.hub.url, headers=operator, trust_env=False, timeout=PATIENCE_S
+    ) as http:
         assert http.get(f"/api/jobs/{swarm.job}").json()["swarm"] is None
         assert "atoll_swarm_paused" not in http.get("/metrics").text
         ready(swarm.members[0])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from atoll.clock import VirtualClock
+from atoll.node.availability import sensors
 from atoll.node.availability.policy import OwnerPolicy
 from atoll.node.availability.reading import Reading
 from atoll.node.availability.sensors import (
@@ -19,6 +22,13 @@ from atoll.node.availability.sensors import (
     Metered,
     Sensors,
 )
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program has time to answer on a busy machine."""
+    monkeypatch.setattr(sensors, "TIMEOUT_S", PATIENCE_S)
 
 
 def supply(root: Path, name: str, **values: str) -> None:
@@ -125,7 +135,8 @@ def test_idle_time_of_a_mac(tmp_path: Path) -> None:
     assert Activity(root=tmp_path, commands=commands).read() == Reading(idle_s=2.5)
 
 
-def test_a_program_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensors, "TIMEOUT_S", 1.0)
     commands = program(tmp_path / "bin", "xprintidle", "exec sleep 60")
     assert commands.ask("xprintidle") == ""
 

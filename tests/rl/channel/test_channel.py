@@ -22,7 +22,7 @@ from atoll.rl.channel.names import AWAY_S, most_unsaved
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.wire.messages import Message
 from atoll.wire.queue_messages import QueuePut
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 from tests.rl.channel.kit import (
     BOUND_S,
     SPEC,
@@ -41,7 +41,7 @@ RL = RlTable(queue_items=3, save_every=2, staleness=4)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
+    hurry(monkeypatch, lease_s=PATIENCE_S)
 
 
 @pytest.fixture
