@@ -52,7 +52,7 @@ steps = 10
 def start_hub(
     folder: Path, *, dead_after_s: float = DEAD_AFTER_S, reconnect_grace_s: float = 0.3
 ) -> HubServer:
-    """Return a hub that takes a lost connection for a lost member almost at once."""
+    """Return a hub that takes a lost connection for a lost member: almost at once by default."""
     return HubServer(
         HubOptions(
             data=folder / "data", jobs=folder / "jobs", reducers=False,

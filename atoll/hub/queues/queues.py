@@ -202,9 +202,7 @@ class Queues:
 
         def settled(_: object) -> None:
             state.free(need)
-            state.admit()
-            if state.room is not None:
-                state.room.freed(state)
+            state.freed()
 
         stored.add_done_callback(settled)
         return stored
@@ -369,7 +367,4 @@ class Queues:
             elif state.topic:
                 self.topics.dropped(move.queue)
             else:
-                if state.waiting:
-                    state.admit()
-                if state.room is not None:
-                    state.room.freed(state)
+                state.freed()

@@ -220,6 +220,12 @@ class QueueState:
             self._take(producer.need)
             producer.admitted.set_result(None)
 
+    def freed(self) -> None:
+        """Admit producers, first those of this queue, if there is room now."""
+        self.admit()
+        if self.room is not None:
+            self.room.freed(self)
+
     def full(self, need: Amount) -> QueueFull:
         """Return the error for a put without space."""
         if self.room is not None and (error := self.room.refusal(self, need.nbytes)) is not None:

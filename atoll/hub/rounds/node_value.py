@@ -107,7 +107,7 @@ def marginal_throughput(
     """Return what the nodes of a job are worth; docs/operate/alarms.md explains the keys.
 
     `rounds` are committed, oldest first; `running` None: the members of the last round. While
-    there are too few rounds of these members, the last figures of earlier ones holds.
+    there are too few rounds of these members, the last figures of earlier ones hold.
     """
     members = _present(rounds, running)
     return (
