@@ -63,8 +63,8 @@ def at_address(host: str, port: int) -> str:
 
 def unreachable(url: str, error: BaseException) -> HubUnreachable:
     """Return the error for a connection that failed, with host, port and reason."""
-    place = hub_address(url)
-    host, port = place.host, place.port
+    target = hub_address(url)
+    host, port = target.host, target.port
     reason, remedy = _diagnosis(error, host=host, port=port)
     return HubUnreachable(
         f"no hub answers at {at_address(host, port)}",

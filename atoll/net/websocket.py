@@ -94,11 +94,11 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
         HubUnreachable: with host, port and reason: refused, timed out, unknown name, not a hub.
         ConfigError: the URL has another form.
     """
-    place = hub_address(url)
+    hub = hub_address(url)
     try:
         connection = await connect(
-            place.websocket,
-            ssl=endpoint.context(secure=place.secure),
+            hub.websocket,
+            ssl=endpoint.context(secure=hub.secure),
             compression=None,  # tensors do not compress, and messages are small
             proxy=for_websocket(endpoint.proxy),
             ping_interval=None,  # heartbeats are messages of our own
@@ -108,23 +108,23 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
             max_queue=1 if endpoint.download_bps else 16,
         )
     except ProxyError as error:
-        raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
+        raise not_through(endpoint.proxy, at_address(hub.host, hub.port), error) from error
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
-            f"what answers at {at_address(place.host, place.port)} is not a hub",
+            f"what answers at {at_address(hub.host, hub.port)} is not a hub",
             given=_answer(error),
             expected="a hub's WebSocket at /ws",
             remedy="check host and port: `atoll hub` prints them when it starts",
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
         if endpoint.proxy and not isinstance(error, ssl.SSLError):
-            raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
+            raise not_through(endpoint.proxy, at_address(hub.host, hub.port), error) from error
         raise unreachable(url, error) from error
     except Exception as error:
         # The errors of the SOCKS library cannot be named here: it is an optional dependency.
         if not endpoint.proxy.startswith("socks"):
             raise
-        raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
+        raise not_through(endpoint.proxy, at_address(hub.host, hub.port), error) from error
     _keep_queue_short(connection, download_bps=endpoint.download_bps)
     return WebSocketTransport(connection, throttle_of(endpoint))
 

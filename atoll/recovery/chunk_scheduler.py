@@ -114,6 +114,7 @@ class ChunkScheduler:
             self.identical = self.identical or identical
             self._entries[member] = _Entry(shared, shared.root, inner, identical)
             self._choose_image()
+            self._check()  # all may be here already, and only have waited for this report
             self._condition.notify_all()
 
     def claim(self, member: str) -> Assignment | None:

@@ -10,7 +10,14 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, WireError
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceFailed, Take, donor_refused
+from atoll.recovery.source import (
+    SILENT_S,
+    SourceAdvanced,
+    SourceCorrupt,
+    SourceFailed,
+    Take,
+    donor_refused,
+)
 from atoll.wire.messages import Undeliverable
 from atoll.wire.recovery_messages import (
     ANSWERS,
@@ -29,9 +36,6 @@ WINDOW = 8
 
 RETRY_S = 3.0
 """Silence after which missing chunks are requested again."""
-
-SILENT_S = 12.0
-"""Silence after which a donor is dropped; time without the hub does not count."""
 
 AWAY_S = 3.0
 """Time in which a donor may be unknown to the hub: after the hub's restart it reconnects."""
@@ -134,7 +138,7 @@ class RelaySource:
         elif isinstance(item, Undeliverable) and item.to == self._address:
             self._gone_since = self._gone_since or now
         if not self._link.connected:
-            self._last_received = now
+            self._last_received = now  # the donor is not silent while the hub is away
         self._check_alive(now)
         return None
 

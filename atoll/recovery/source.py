@@ -8,9 +8,10 @@ from typing import Protocol
 from atoll.errors import GroupError
 from atoll.wire.recovery_messages import StateAnswer, StateAsk
 
-SILENT_S = 5.0
-"""A direct source that sends nothing for this long is dropped. Its chunks go to others, so that a
-wrong guess costs little."""
+SILENT_S = 12.0
+"""A donor that sends nothing for this long is dropped. Busy machines stand still for seconds, and
+if it is the only donor, its optimizer state is lost with it: no other one has it. Where there are
+others, they take its chunks long before."""
 
 LEAST_BYTES_S = 16 * 2**10
 """A source that sends less per second, over `SLOW_S`, is dropped."""

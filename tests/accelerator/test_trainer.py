@@ -23,7 +23,7 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.methods.table import PRESETS
-from atoll.node.machine.probe import Compute, places, trial
+from atoll.node.machine.probe import Compute, default_slots, trial
 from atoll.strategies.compatibility import check_job
 from atoll.strategies.inner.local import Local
 from atoll.strategies.vectors.flat import Flat
@@ -261,8 +261,9 @@ def test_the_probe_measures_where_jobs_compute(device: torch.device) -> None:
     assert RECORD.ran("mm") > 0
     kept = trial("cpu", seconds=0.01, size=8)
     assert (kept.gpu, kept.gpus) == ("", 0)
-    assert [places(found, "auto"), places(found, "cuda:1"), places(None, "auto")] == [1, 1, 1]
-    assert places(Compute(gpus=4), "auto") == 4
+    slots = [default_slots(found, "auto"), default_slots(found, "cuda:1")]
+    assert [*slots, default_slots(None, "auto")] == [1, 1, 1]
+    assert default_slots(Compute(gpus=4), "auto") == 4
 
 
 def test_random_numbers_of_the_accelerator_go_on(device: torch.device) -> None:

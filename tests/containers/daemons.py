@@ -20,8 +20,9 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.node.launchers.container_daemon import connect
+from tests.patience import PATIENCE_S
 
-START_S = 20.0
+START_S = 60.0
 
 PROGRAMS = ("sh", "cat", "echo", "sleep", "id", "touch", "head", "tail", "true")
 
@@ -48,7 +49,7 @@ class Daemon:
     """Its address, as in DOCKER_HOST."""
 
     def client(self) -> docker.DockerClient:
-        return docker.DockerClient(base_url=self.host, timeout=30)
+        return docker.DockerClient(base_url=self.host, timeout=PATIENCE_S)
 
     def names(self) -> list[str]:
         """Return the names of all its containers, also of those that have ended."""
@@ -85,8 +86,9 @@ def start_daemon(kind: str, folder: Path) -> Iterator[Daemon]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             popen.wait(timeout=10)
         for process in _belonging(folder):
-            process.kill()
-        popen.wait(timeout=10)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        popen.wait(timeout=PATIENCE_S)
 
 
 def _await(popen: subprocess.Popen[bytes], log: Path) -> None:

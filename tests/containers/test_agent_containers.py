@@ -23,7 +23,7 @@ from atoll.node.identity import image_signatures
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon, import_image, linked_archive, small_archive
 from tests.containers.registry import Registry
-from tests.node.running import Node, lines_of, until, wait_for
+from tests.node.running import Node, all_lines, lines_of, until, wait_for
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_containers_command_ends_with_its_lines_at_the_hub(
     assert nodes["n"].info.launchers == ["process", "container"]
     job = submit(client, "/bin/sh", "-c", "echo hello from $ATOLL_MEMBER")
     wait_for(client, job, "done")
-    assert lines_of(client, job) == ["hello from w0"]
+    assert all_lines(client, job, last="hello from w0") == ["hello from w0"]
 
 
 def test_command_that_fails_in_its_container_fails_the_job(
@@ -136,7 +136,7 @@ def test_script_in_an_image_with_atoll_joins_its_job(
     )
     until(lambda: client.job(job)["state"] in ("done", "failed"))
     assert client.job(job)["state"] == "done", (client.job(job), lines_of(client, job))
-    assert lines_of(client, job)[-1] == "joined w0"
+    assert all_lines(client, job, last="joined w0")[-1] == "joined w0"
 
 
 def test_code_goes_into_a_container_and_artifacts_come_out(
@@ -153,7 +153,7 @@ def test_code_goes_into_a_container_and_artifacts_come_out(
     table = LaunchTable(launcher="container", image=SMALL)
     made = client.submit(dump_spec(JobSpec(job=job, launch=table)), files={})
     wait_for(client, made, "done")
-    assert str(tmp_path / "home" / "jobs" / made / "w0" / "code") in lines_of(client, made)
+    all_lines(client, made, last=str(tmp_path / "home" / "jobs" / made / "w0" / "code"))
     client.get_file(made, "artifacts/w0/result", tmp_path / "back")
     assert (tmp_path / "back").read_text() == "from the folder"
 
@@ -174,7 +174,7 @@ def test_owner_of_signed_images_gets_those_and_no_others(
     job = submit(client, "echo", "trusted", image=image, signature=signature)
     if good:
         wait_for(client, job, "done")
-        assert lines_of(client, job)[-1] == "trusted"
+        assert all_lines(client, job, last="trusted")[-1] == "trusted"
     else:
         view = wait_for(client, job, "failed")
         assert view["error"]["kind"] == "NotAllowed"

@@ -12,14 +12,14 @@ import pytest
 
 from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
-from atoll.node.launchers import available
+from atoll.node.launchers import available, container
 from atoll.node.launchers.container import ContainerLauncher, ContainerProcess
 from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps, parse_mounts
 from atoll.wire.messages import Launch
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon
 from tests.node.launchers.ordering import command_launch, make_order, run, until
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 MEMORY = "cat /sys/fs/cgroup/memory/memory.limit_in_bytes || cat /sys/fs/cgroup/memory.max"
 MB = 2**20
@@ -117,7 +117,10 @@ def test_limits_are_the_kernels(tmp_path: Path, daemon: Daemon) -> None:
     assert lines[-1] == "threads 1"
 
 
-def test_program_above_its_memory_limit_is_killed(tmp_path: Path, daemon: Daemon) -> None:
+def test_program_above_its_memory_limit_is_killed(
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "CAUSE_TRIES", int(PATIENCE_S / container.CAUSE_S))
     caps = ResourceCaps(memory_bytes=32 * MB, memory_from="the job's needs")
     ended = to_end("exec tail /dev/zero", tmp_path, caps=caps)
     assert isinstance(ended.error, OutOfMemory), ended

@@ -13,6 +13,9 @@ import pytest
 from tests.deploy.dockerfiles import context
 from tests.patience import PATIENCE_S
 
+INSTALL_S = 5 * PATIENCE_S
+"""To install everything is a minute's work, and a bound is only to guard against hanging."""
+
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,7 +26,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--wheel-dir", str(target),
          str(folder / "source"), "hatchling"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ},
+        capture_output=True, text=True, timeout=INSTALL_S, check=False, env={**os.environ},
     )  # fmt: skip
     said = done.stdout + done.stderr
     if done.returncode and re.search(r"Retrying \(Retry|No matching distribution", said):

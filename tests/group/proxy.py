@@ -24,6 +24,8 @@ class Proxy:
         self.cuts = 0
         self.down_bps = 0.0
         """Bits per second towards the client; 0: as fast as it goes."""
+        self.down_bytes = 0
+        """Bytes passed to the client so far."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_after(self, passed_bytes: int, *, forever: bool = False) -> None:
@@ -59,16 +61,17 @@ class Proxy:
                 target.sendall(data)
                 if down and self.down_bps:
                     time.sleep(len(data) * 8 / self.down_bps)
-                if self._counted(len(data)):
+                if self._counted(len(data), down=down):
                     self._break()
                     self.was_cut.set()
         for end in (source, target):
             end.close()
 
-    def _counted(self, nbytes: int) -> bool:
+    def _counted(self, nbytes: int, *, down: bool) -> bool:
         """Count bytes and return whether it is time to break."""
         with self._lock:
             self._passed += nbytes
+            self.down_bytes += nbytes if down else 0
             if self._limit is None or self._passed < self._limit:
                 return False
             self._limit = None

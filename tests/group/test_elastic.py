@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -39,6 +42,17 @@ def joined(groups: MemoryGroups, member: str) -> None:
         threading.Event().wait(0.002)
 
 
+def limit(groups: MemoryGroups, **waits: float) -> None:
+    """Change time limits, now that nobody who keeps to them is still to come."""
+    coordinator = groups.coordinator
+    with coordinator.changed:
+        machine = coordinator.machine
+        assert machine.waits is not None
+        machine.waits = replace(machine.waits, **waits)
+        coordinator.timeout_s = machine.waits.timeout_s
+        coordinator.changed.notify_all()  # those that wait look at the clock again
+
+
 def test_newcomer_recovers_from_those_who_stand_and_takes_part() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     groups[1].register(state=["10.0.0.1:5"])
@@ -58,7 +72,7 @@ def test_newcomer_recovers_from_those_who_stand_and_takes_part() -> None:
 
 
 def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
-    groups = MemoryGroups(2, timeout_s=PATIENCE_S, hold_s=0.3)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S, hold_s=PATIENCE_S)
     groups.together(meet)
     new = groups.add()
     new.recover()
@@ -67,8 +81,9 @@ def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
     new.standing(1, base="b")
     assert meet(new).plan.members == ["w0", "w1", "w2"]
     assert all(each.wait(PATIENCE_S).attempts == 1 for each in work)
-    new.recover()
+    limit(groups, hold_s=0.3)
     began = time.monotonic()
+    new.recover()
     work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
     assert [each.wait(PATIENCE_S).plan.members for each in work] == [["w0", "w1"]] * 2
     assert 0.3 <= time.monotonic() - began < PROMPT_S
@@ -93,9 +108,13 @@ def test_state_without_holders_comes_from_the_checkpoint() -> None:
 
 
 def test_lagging_member_is_left_out_and_recovers() -> None:
-    groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     quick = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
+    joined(groups, "w0")
+    joined(groups, "w1")
+    limit(groups, grace_s=0.2)
     assert [each.wait(PATIENCE_S).plan.members for each in quick] == [["w0", "w1"]] * 2
+    limit(groups, grace_s=math.inf)
     with pytest.raises(LeftBehind):
         meet(groups[2])
     assert groups[2].recover().round == 1
@@ -131,6 +150,8 @@ def test_paused_group_waits_and_continues_by_itself() -> None:
         threading.Event().wait(0.005)
     with pytest.raises(DeadlineExceeded):
         work.wait(0.6)
+    assert not work.done()
+    limit(groups, timeout_s=PATIENCE_S)
     new = groups.add("w1")
     assert meet(new).plan.members == ["w0", "w1"]
     assert work.wait(PATIENCE_S).plan.members == ["w0", "w1"]
@@ -156,7 +177,8 @@ def test_leaving_lets_the_round_under_way_end() -> None:
         plan = group.join(PeriodReport(0, "b"))
         reduced = group.reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0).wait()
         if group.me == "w1":
-            work = Work.start(lambda: group.leave("preempted"), name="leave")
+            leave = partial(group.leave, "preempted", timeout_s=PATIENCE_S)
+            work = Work.start(leave, name="leave")
             while not group.leaving:
                 threading.Event().wait(0.002)
         verdict = group.commit(reduced)

@@ -172,19 +172,24 @@ def test_lost_reducer_aborts_and_the_next_one_finishes_the_round(
 
 
 def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) -> None:
-    """Its own result crawls; the others have theirs long before."""
+    """Its own result crawls until the others have theirs."""
     here = world(3, route="relay", proxied=["w2"])
-    done: dict[str, float] = {}
+    done: list[str] = []
+    passed: list[int] = []
+    proxy = here.proxies["w2"]
 
     def member(group: Group) -> CommittedMean:
         group.join(PeriodReport(0, "base"))
         if group.me == "w2":
-            here.proxies["w2"].down_bps = 8_000_000.0
-        began = time.monotonic()
+            proxy.down_bps = 1_000_000.0  # half a minute for the result
+            passed.append(proxy.down_bytes)
         reduced = group.reduce(
             values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=1.0
         ).wait()
-        done[group.me] = time.monotonic() - began
+        done.append(group.me)
+        if {"w0", "w1"} <= set(done):
+            passed.append(proxy.down_bytes)
+            proxy.down_bps = 0.0
         group.commit(reduced)
         return run_round(
             group,
@@ -193,7 +198,8 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
         )
 
     together(here, member)
-    assert max(done["w0"], done["w1"]) < 0.75 * done["w2"]
+    assert done[2] == "w2"
+    assert passed[1] - passed[0] < 0.75 * 4 * SIZE, "the others did not wait for its pieces"
 
 
 def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld]) -> None:

@@ -120,7 +120,7 @@ def test_odd_codec_fails_its_member_and_not_the_others() -> None:
             PeriodReport(0, "b"),
         )
 
-    groups = MemoryGroups(3, timeout_s=2.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def leaving(group: Group) -> CommittedMean:
         try:

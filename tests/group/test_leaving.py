@@ -72,7 +72,7 @@ def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: st
     while not leaver._requests._open:
         threading.Event().wait(0.002)
     began = time.monotonic()
-    leaver.leave("preempted")
+    leaver.leave("preempted", timeout_s=PATIENCE_S)
     with pytest.raises(GroupLeft):
         waiting.wait(PATIENCE_S)
     assert time.monotonic() - began < PROMPT_S

@@ -13,6 +13,8 @@ import torch
 
 from atoll.group.base import Work
 from atoll.group.run_round import CommittedMean
+from atoll.hub.rounds import service
+from atoll.hub.rounds.service import RoundService
 from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
@@ -27,6 +29,8 @@ SIZE = 400_000
 SITES = {"w0": ("w2",), "w1": ("w3",), "w2": ("w0",), "w3": ("w1",)}
 SILENT_S = 10 * PATIENCE_S
 """When a hub takes silence for death: where members are killed, only broken connections tell it."""
+ABSENT_S = service.SILENT_S
+"""When rounds no longer wait for a silent member: here only for one that was stopped."""
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +149,10 @@ def test_the_others_commit_the_round(
     victim: str,
     moment: str,
     fault: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, process, pipe = world(route, victim, moment, fault)
+    is_silent = RoundService._is_silent
 
     def member(group: Any) -> CommittedMean:
         if moment != "connecting":
@@ -157,6 +163,14 @@ def test_the_others_commit_the_round(
     for expected in ("ready", "hit"):
         assert pipe.poll(PATIENCE_S)
         assert pipe.recv() == expected
+    if fault == "stop":
+        monkeypatch.setattr(
+            RoundService, "_is_silent",
+            lambda self, runtime, member, now: (
+                member == victim and is_silent(self, runtime, member, now)
+            ),
+        )  # fmt: skip
+        monkeypatch.setattr(service, "SILENT_S", ABSENT_S)
     agreed = [each.wait(PATIENCE_S) for each in work]
     assert_same_everywhere([one.reduced for one in agreed])
     survivors = [group.me for group in here.groups]

@@ -12,6 +12,7 @@ from atoll.group.base import Group, Work, flatten, unflatten
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import mean_exchange, run_round
 from atoll.group.single import SingleGroup
+from tests.patience import PATIENCE_S
 
 
 def test_values_come_back_exactly_whatever_the_codec() -> None:
@@ -40,12 +41,12 @@ def test_rounds_count_up_and_others_are_refused() -> None:
 
 def test_wait_is_bounded_and_says_so() -> None:
     gate = threading.Event()
-    work = Work.start(lambda: gate.wait(10), name="slow")
+    work = Work.start(lambda: gate.wait(PATIENCE_S), name="slow")
     with pytest.raises(DeadlineExceeded):
         work.wait(0.01)
     assert not work.done()
     gate.set()
-    assert work.wait(10)
+    assert work.wait(PATIENCE_S)
     bounded: Work[int] = Work(deadline=time.monotonic() + 0.01)
     with pytest.raises(DeadlineExceeded):
         bounded.wait()
@@ -56,10 +57,10 @@ def test_first_end_of_work_counts() -> None:
     work.fail(PeerLost("gone"))
     work.finish(3)
     with pytest.raises(PeerLost):
-        work.wait(1)
+        work.wait(PATIENCE_S)
     own = Work.start(lambda: (_ for _ in ()).throw(TimeoutError("mine")), name="raises")
     with pytest.raises(TimeoutError, match="mine"):
-        own.wait(5)
+        own.wait(PATIENCE_S)
 
 
 def test_flatten_and_unflatten_are_inverse_and_reuse_memory() -> None:

@@ -74,8 +74,12 @@ def watch(instants: Instants) -> None:
 def live(*, folder: str, port: int, kill_at: int) -> None:
     """Be a hub until the end."""
     from atoll.hub.app import HubOptions
+    from atoll.hub.rounds import service
     from atoll.hub.server import HubServer, run
+    from atoll.rounds import timing
 
+    # On a busy machine a member may be late or silent; every round is to have all of them.
+    timing.MIN_GRACE_S = timing.BROKEN_S = timing.MAX_BROKEN_S = service.SILENT_S = PATIENCE_S
     watch(Instants(kill_at))
     base = Path(folder)
     server = HubServer(

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 from atoll.hub.server import HubServer
 from atoll.wire.chunks import ChunkHead, pack_chunk
 from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
-from atoll.wire.limits import DEAD_AFTER_S, MAX_FRAME_BYTES, PROTOCOL
+from atoll.wire.limits import HEARTBEAT_S, MAX_FRAME_BYTES, PROTOCOL
 from atoll.wire.messages import (
     Beat,
     Envelope,
@@ -48,6 +48,7 @@ def open_socket(hub: HubServer, *, receive_buffer_bytes: int = 0) -> Iterator[Cl
         ping_interval=None,
         max_size=MAX_FRAME_BYTES,
         max_queue=1,
+        open_timeout=WAIT_S,
         close_timeout=0.2,
     ) as connection:
         yield connection
@@ -81,7 +82,7 @@ class Peer:
         self._stats: dict[str, float] = {}
         hello = Hello(PROTOCOL, "test", session, token or hub.operator_token, incarnation, info)
         self.welcome = self.request(hello)
-        self._closed = threading.Event()
+        self._mute = threading.Event()
         self._beats = threading.Thread(target=self._beat, daemon=True)
         self._beats.start()
 
@@ -97,13 +98,18 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        self._closed.set()
+        self._mute.set()
         self._open.close()
+        self._beats.join()
+
+    def mute(self) -> None:
+        """Beat no more, as a process that hangs: the hub hears only what the test sends."""
+        self._mute.set()
         self._beats.join()
 
     def _beat(self) -> None:
         with contextlib.suppress(ConnectionClosed, OSError):
-            while not self._closed.wait(DEAD_AFTER_S / 3):
+            while not self._mute.wait(HEARTBEAT_S):
                 self.tell(Beat(self._stats))
 
     def cut(self) -> None:

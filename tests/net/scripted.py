@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from atoll.clock import Clock
 from atoll.errors import HubUnreachable
 from atoll.net.handshake import make_hello
 from atoll.net.in_memory import MemoryTransport, pair
@@ -125,16 +126,27 @@ class ScriptedHub:
         *,
         stats: Callable[[], dict[str, float]] | None = None,
         dead_after_s: float = 60.0,
+        clock: Clock | None = None,
     ) -> Link:
-        """Return a link to this hub that tries again at once; not started."""
+        """Return a link to this hub that tries again at once; not started.
+
+        With a virtual clock no hub is silent because the machine stalled.
+        """
         hello = make_hello("job/w0", "secret", incarnation="one")
-        return Link(self.dial, hello, stats=stats, retry=at_once, dead_after_s=dead_after_s)
+        return Link(
+            self.dial, hello, clock=clock, stats=stats, retry=at_once, dead_after_s=dead_after_s
+        )
 
     async def linked(
-        self, *, window_bytes: int = 1000, heartbeat_s: float = 60.0, dead_after_s: float = 60.0
+        self,
+        *,
+        window_bytes: int = 1000,
+        heartbeat_s: float = 60.0,
+        dead_after_s: float = 60.0,
+        clock: Clock | None = None,
     ) -> tuple[Link, Peer]:
         """Return a started link and the hub's end of its first connection."""
-        link = self.link(dead_after_s=dead_after_s)
+        link = self.link(dead_after_s=dead_after_s, clock=clock)
         starting = asyncio.create_task(link.start(timeout_s=WAIT_S))
         peer = await self.welcome(window_bytes=window_bytes, heartbeat_s=heartbeat_s)
         await starting

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from atoll.clock import VirtualClock
 from atoll.errors import AtollError, AuthError, HubUnreachable, VersionMismatch
 from atoll.net.handshake import Replaced
 from atoll.net.transport import ConnectionLost
@@ -156,10 +157,16 @@ def test_a_silent_hub_is_left_and_dialled_again() -> None:
 
 def test_a_hub_that_answers_heartbeats_is_not_left() -> None:
     async def scenario() -> None:
-        hub = ScriptedHub()
-        link, peer = await hub.linked(heartbeat_s=0.05, dead_after_s=1.0)
+        hub, clock = ScriptedHub(), VirtualClock()
+        link, peer = await hub.linked(heartbeat_s=0.01, dead_after_s=0.1, clock=clock)
         reading = asyncio.create_task(peer.next_frame())  # answers heartbeats for ever
-        await asyncio.sleep(2.0)
+        for _ in range(4):
+            clock.advance(0.06)
+            heard = link.counters.received_control_bytes
+            async with asyncio.timeout(WAIT_S):
+                while link.counters.received_control_bytes == heard and hub.dials == 1:
+                    await asyncio.sleep(0.002)
+            await asyncio.sleep(0.1)  # the link looks oftener: timers of one loop come in order
         assert hub.dials == 1
         assert link.connected
         reading.cancel()

@@ -202,7 +202,7 @@ def test_requests_survive_a_hub_that_is_killed_and_started_again(tmp_path: Path)
             answers: list[object] = []
 
             def claim() -> None:
-                request = QueueClaim("job/work", lease_s=30.0, wait_s=20.0)
+                request = QueueClaim("job/work", lease_s=30.0, wait_s=WAIT_S)
                 answers.append(link.request(request, timeout_s=WAIT_S))
 
             waiting = threading.Thread(target=claim)
@@ -249,7 +249,9 @@ def test_a_stream_goes_on_after_the_hub_was_killed_in_the_middle(tmp_path: Path)
             while not quiet(inbox, seen) or not sending.done():
                 pass
             # The sender may be back before its receiver is: then it hears that nobody is there.
-            assert isinstance(sending.exception(), PeerLost) or seen[-1] == count - 1
+            if not isinstance(sending.exception(), PeerLost):
+                while seen[-1] != count - 1:  # what was quiet may be a hub that was stalled
+                    note(inbox.receive(deadline=soon()), seen)
             assert seen == sorted(seen)  # some are lost with the hub, the others keep their order
             assert receiver.request(Beat(), timeout_s=WAIT_S) == Done()
             assert receiver.counters.reconnects == 1
@@ -263,6 +265,10 @@ def quiet(inbox: Inbox, seen: list[int]) -> bool:
         arrival = inbox.receive(deadline=time.monotonic() + 0.3)
     except DeadlineExceeded:
         return True
+    note(arrival, seen)
+    return False
+
+
+def note(arrival: object, seen: list[int]) -> None:
     if isinstance(arrival, Relayed):
         seen.append(int.from_bytes(arrival.payload[:4], "big"))
-    return False

@@ -193,7 +193,7 @@ def test_unread_payloads_stop_the_sender() -> None:
     parts = ((b"", bytes(CHUNK_BYTES)) for _ in range(packet))
     with SmallHub() as hub, linked(hub, "job/w0", "job/w1") as (sender, receiver):
         inbox = receiver.subscribe()
-        sending = sender.relay_later("job/w1", parts, deadline=soon(30.0))
+        sending = sender.relay_later("job/w1", parts, deadline=soon())
         _until(lambda: receiver.counters.received_relay_bytes > LIMIT_BYTES)
         stopped = _when_steady(lambda: sender.counters.sent_relay_bytes)
         assert receiver.counters.received_relay_bytes < LIMIT_BYTES + 2 * CHUNK_BYTES
@@ -208,7 +208,7 @@ def test_closing_an_inbox_that_is_full_lets_the_link_read_again() -> None:
     with SmallHub() as hub, linked(hub, "job/w0", "job/w1") as (sender, receiver):
         full = receiver.subscribe()
         parts = ((b"", bytes(CHUNK_BYTES)) for _ in range(4 * LIMIT_BYTES // CHUNK_BYTES))
-        sending = sender.relay_later("job/w1", parts, deadline=soon(30.0))
+        sending = sender.relay_later("job/w1", parts, deadline=soon())
         _until(lambda: receiver.counters.received_relay_bytes > LIMIT_BYTES)
         full.close()
         sending.result(WAIT_S)
@@ -220,13 +220,15 @@ def test_relaying_leaves_the_main_thread_most_of_its_time() -> None:
     with SmallHub() as hub, linked(hub, "job/w0", "job/w1") as (sender, receiver):
         inbox = receiver.subscribe()
         parts = ((b"", bytes(CHUNK_BYTES)) for _ in range(160))
-        sending = sender.relay_later("job/w1", parts, deadline=soon(30.0))
+        sending = sender.relay_later("job/w1", parts, deadline=soon())
         turns, held_up_s = 0, 0.0
         gc.collect()
-        began = last = time.perf_counter()
+        # In time that this process computes: what holds this thread up is another that does, and
+        # not the machine, which may give the whole process no core for seconds.
+        began = last = time.process_time()
         while not sending.done():
-            now = time.perf_counter()
-            held_up_s += now - last if now - last > 0.1 else 0.0  # more than a turn on a busy core
+            now = time.process_time()
+            held_up_s += now - last if now - last > 0.1 else 0.0
             last = now
             turns += 1
             while inbox.receive_now() is not None:

@@ -17,12 +17,14 @@ from tests.patience import PATIENCE_S
 
 
 class Node:
-    """`python -m atoll.node` as a child of the test."""
+    """`python -m atoll.node` as a child of the test, after the statement `before` if given."""
 
-    def __init__(self, ticket: str, home: Path, *options: str) -> None:
+    def __init__(self, ticket: str, home: Path, *options: str, before: str = "") -> None:
+        main = "import sys; from atoll.node.__main__ import main; sys.exit(main())"
+        program = ("-c", f"{before}\n{main}") if before else ("-m", "atoll.node")
         self.popen = subprocess.Popen(
             [
-                *(sys.executable, "-m", "atoll.node", "--no-measure"),
+                *(sys.executable, *program, "--no-measure"),
                 *("--ticket", ticket, "--home", str(home), *options),
             ],
             stdout=subprocess.PIPE,
@@ -67,3 +69,22 @@ def wait_for(client: HubClient, job: str, state: str) -> dict[str, Any]:
 
 def lines_of(client: HubClient, job: str) -> list[str]:
     return [line["text"] for line in client.logs(job)["lines"]]
+
+
+def all_lines(client: HubClient, job: str, *, last: str) -> list[str]:
+    """Return all lines of a job once the last one is there.
+
+    An agent reports the end of a process even if the hub has not taken its lines within seconds.
+    """
+    lines: list[str] = []
+    after = 0
+
+    def complete() -> bool:
+        nonlocal after
+        while batch := client.logs(job, after=after)["lines"]:
+            lines.extend(line["text"] for line in batch)
+            after = batch[-1]["id"]
+        return last in lines
+
+    until(complete)
+    return lines

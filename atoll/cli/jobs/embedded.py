@@ -31,11 +31,11 @@ from atoll.errors import AtollError, HubError, StorageFull, from_dict
 from atoll.node.machine.probe import Gpus
 from atoll.node.processes import process_tree
 
-LAST_OUTPUT_S = 2.0
-"""Time to read what a hub has printed before it ended."""
+LAST_OUTPUT_S = 20.0
+"""Time to read what a hub has printed before it ended; it is there, unless this machine is busy."""
 
-START_TIMEOUT_S = 60.0
-"""Time for the hub to answer, and then for the nodes to join: cold disks are slow."""
+START_TIMEOUT_S = 120.0
+"""Time for the hub to answer: cold disks and busy machines are slow."""
 
 ALONE = ("--host", "127.0.0.1", "--port", "0", "--restart-grace", "5")
 """Options of a hub for the nodes of one command. They end with it, however it ends: a hub that

@@ -81,7 +81,7 @@ def up(options: UpOptions, *, console: Console) -> int:
         with contextlib.suppress(Interrupted):
             ready = embedded.start(interrupts, prepare=lambda ticket: keep_identity(ticket, home))
             hub_access.remember(ready.hub)
-            client = stack.enter_context(ready.hub.client(timeout_s=10.0))
+            client = stack.enter_context(ready.hub.client())
             _show(client, ready.hub, ticket=ready.ticket, console=console)
             if not trains:
                 console.print(
@@ -122,7 +122,7 @@ def _show_running(address: str, *, console: Console) -> int:
             remedy="stop it first, or use it: `atoll status`",
         ) from None
     console.print(f"[bold green]a hub runs on this machine already[/] at {escape(known.url)}")
-    with known.client(timeout_s=10.0) as client:
+    with known.client() as client:
         _show(client, known, ticket=str(client.hub()["ticket"]), console=console)
     return 0
 

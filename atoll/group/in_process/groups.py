@@ -23,6 +23,11 @@ __all__ = ["MemoryGroup", "MemoryGroups"]
 
 T = TypeVar("T")
 
+WAIT_S = 180.0
+"""Longest wait for other members: they compute meanwhile, maybe all on one busy core."""
+RUN_S = 600.0
+"""Longest time for what all members do together."""
+
 PHASES = ("now", "join", "send", "sent", "commit", "recover", "standing")
 
 
@@ -33,7 +38,7 @@ class MemoryGroups:
         self,
         n: int,
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = WAIT_S,
         ids: Sequence[str] | None = None,
         start_round: int = 0,
         min_members: int = 1,
@@ -74,7 +79,7 @@ class MemoryGroups:
         return self._groups[index]
 
     def run(
-        self, function: Callable[[Group], T], *, timeout_s: float = 60.0
+        self, function: Callable[[Group], T], *, timeout_s: float = RUN_S
     ) -> list[T | BaseException]:
         """Call `function(group)` on one thread per member; return results or errors."""
         work = [
@@ -90,7 +95,7 @@ class MemoryGroups:
                 results.append(error)
         return results
 
-    def together(self, function: Callable[[Group], T], *, timeout_s: float = 60.0) -> list[T]:
+    def together(self, function: Callable[[Group], T], *, timeout_s: float = RUN_S) -> list[T]:
         """Call :meth:`run`, and raise the first error."""
         results: list[T] = []
         for result in self.run(function, timeout_s=timeout_s):

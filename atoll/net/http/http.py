@@ -43,13 +43,13 @@ class HttpSession:
         Raises:
             ConfigError: the URL is not http(s)://HOST:PORT[/PREFIX], or a certificate is missing.
         """
-        place = hub_address(url)
-        self.url = place.url
+        target = hub_address(url)
+        self.url = target.url
         self._proxy = endpoint.proxy
-        self._endpoint, self._secure = endpoint, place.secure
+        self._endpoint, self._secure = endpoint, target.secure
         self._named = ""
         """Authorities that the hub named last."""
-        self._at = at_address(place.host, place.port)
+        self._at = at_address(target.host, target.port)
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"

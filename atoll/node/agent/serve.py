@@ -49,7 +49,9 @@ def run_node(
             if options.measure:
                 compute = probe.known_compute(cache(), gpus, device=policy.device)
             if not options.slots:
-                options = dataclasses.replace(options, slots=probe.places(compute, policy.device))
+                options = dataclasses.replace(
+                    options, slots=probe.default_slots(compute, policy.device)
+                )
             info = probe.node_info(
                 options.home,
                 slots=options.slots,

@@ -23,6 +23,12 @@ SERVICE = "_atoll._tcp.local."
 FIND_S = 3.0
 """How long to wait for answers."""
 
+LATE_S = 12.0
+"""How much longer if none has come: the hub's machine may be busy with training."""
+
+AGAIN_S = 0.2
+"""Pause between looks for a late answer."""
+
 DIAL_S = 0.5
 """Time limit per address of a hub."""
 
@@ -63,6 +69,8 @@ class FoundHub:
 def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     """Return the hubs that answer in time, by name, each with a reachable address.
 
+    If there is none, wait up to `LATE_S` longer for the first.
+
     Raises:
         ConfigError: there is no network.
     """
@@ -93,7 +101,10 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     try:
         ServiceBrowser(zeroconf, SERVICE, Listener())
         time.sleep(timeout_s)
-        return _resolved(zeroconf, sorted(names))
+        deadline = time.monotonic() + LATE_S
+        while not (found := _resolved(zeroconf, sorted(names))) and time.monotonic() < deadline:
+            time.sleep(AGAIN_S)
+        return found
     finally:
         zeroconf.close()
 

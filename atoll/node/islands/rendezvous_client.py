@@ -99,8 +99,8 @@ class RendezvousClient:
         return address
 
     def _dial(self, dial: str, *, key: str) -> SupervisorLink:
-        place = hub_address(f"http://{dial}")
-        sock = socket.create_connection((place.host, place.port), timeout=DIAL_S)
+        target = hub_address(f"http://{dial}")
+        sock = socket.create_connection((target.host, target.port), timeout=DIAL_S)
         tls = MemberTls(key.encode(), name=self._environment.member)
         try:
             link = greet(sock, tls=tls, leader=self._member)
@@ -117,8 +117,8 @@ class RendezvousClient:
         self._say(f"the first machine of {self._member} is not reached: {'; '.join(tried)}")
         if self._renewals < 2 or now < self._failing_since + NO_WAY_S:
             return
-        place = hub_address(f"http://{self._newest.dial.split()[0]}") if self._newest else None
-        own = address_towards(place.host, place.port) if place else ""
+        target = hub_address(f"http://{self._newest.dial.split()[0]}") if self._newest else None
+        own = address_towards(target.host, target.port) if target else ""
         raise JobError(
             "the first machine of this island is unreachable",
             given=f"{self._environment.member} on {platform.node()} "

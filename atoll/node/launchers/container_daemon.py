@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer of the daemon."""
 
-LOOK_TIMEOUT_S = 3.0
-"""The same for a check whether it runs."""
+LOOK_TIMEOUT_S = 20.0
+"""The same for a check whether it runs. An agent takes no containers if its first one fails, and a
+daemon that the system starts on demand needs seconds."""
 
 _OWN_FAULT = (400, 404)
 """Statuses for faults of the job: no such image, program or folder."""

@@ -91,8 +91,8 @@ class HubNetwork:
         os.chdir(folder)  # of the new mounts
         self._open_loopback()
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        place = (self._address, self._port)
-        with socket.create_server(place, family=family, backlog=BACKLOG) as listener:
+        address = (self._address, self._port)
+        with socket.create_server(address, family=family, backlog=BACKLOG) as listener:
             socket.send_fds(self._far, [b"x"], [listener.fileno()])
 
     def _hide(self, folder: Path, kept: Sequence[Path]) -> None:

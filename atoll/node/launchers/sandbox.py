@@ -127,14 +127,14 @@ class Confinement:
         port: int | None = None
         if sandbox.network == "hub":
             variables = order.variables
-            place = hub_address(variables.get("ATOLL_PROXY") or variables["ATOLL_HUB"])
+            target = hub_address(variables.get("ATOLL_PROXY") or variables["ATOLL_HUB"])
             if hub_network.is_possible(order.directory):
                 needed = [path for path in (*read, *write) if str(path) not in SYSTEM]
                 self._network = HubNetwork(
-                    place.host, place.port, folder=order.directory, needed=needed
+                    target.host, target.port, folder=order.directory, needed=needed
                 )
             else:
-                port = place.port
+                port = target.port
         try:
             self._rules = landlock.Landlock(readable=read, writable=write, connect_to=port)
         except BaseException:

@@ -51,11 +51,11 @@ def meeting_addresses(hub: str) -> list[str]:
     default route. If the hub runs on this machine, addresses on which the hub listens are appended,
     since peers can reach those.
     """
-    place = hub_address(hub)
-    towards = address_towards(place.host, place.port) or address_towards(ELSEWHERE, 80)
+    target = hub_address(hub)
+    towards = address_towards(target.host, target.port) or address_towards(ELSEWHERE, 80)
     if not towards or not is_loopback(towards):
         return [towards] if towards else []
-    return [towards, *(one for one in _own_addresses() if _answers(one, place.port))][:MOST]
+    return [towards, *(one for one in _own_addresses() if _answers(one, target.port))][:MOST]
 
 
 def _own_addresses() -> list[str]:

@@ -35,6 +35,8 @@ from atoll.node.machine.interfaces import meeting_addresses
 PINGS = 7
 BLOCK = bytes(1 << 16)
 CONNECT_S = 2.0
+SILENT_S = 15.0
+"""How long the other side may send or take nothing: its machine may be busy."""
 GROWING = 1 / 3
 SECRET_BYTES = 16
 MEETING_S = 120.0
@@ -78,7 +80,7 @@ class Listener:
     def _serve(self) -> None:
         for connection, _ in accepted(self._server, self._closed):
             with connection, contextlib.suppress(OSError):
-                connection.settimeout(CONNECT_S + 3 * self._seconds)
+                connection.settimeout(SILENT_S + 3 * self._seconds)
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
@@ -139,14 +141,14 @@ def measure_all(run: Any, *, wanted: int, hub: str, seconds: float, folder: Path
         known = _Known(entries)
         known.until(lambda: len(known.places) >= wanted, MEETING_S)
         order = sorted(known.places, key=lambda name: int(name[1:]))
-        place = order.index(run.member)
-        known.until(lambda: known.done >= set(order[:place]), MEETING_S + TURN_S * place)
+        index = order.index(run.member)
+        known.until(lambda: known.done >= set(order[:index]), MEETING_S + TURN_S * index)
         found = [
             measure_line(
                 other, known.places[other]["addresses"], known.places[other]["port"],
                 secret=bytes.fromhex(known.places[other]["secret"]), seconds=seconds,
             )
-            for other in order[place + 1 :]
+            for other in order[index + 1 :]
         ]  # fmt: skip
         path = folder / f"lines-{run.member}.json"
         path.write_text(json.dumps([asdict(line) for line in found]), "utf-8", newline="\n")
@@ -178,18 +180,18 @@ class _Known:
 
 @contextlib.contextmanager
 def _connected(
-    place: tuple[str, int], secret: bytes, letter: bytes, seconds: float
+    address: tuple[str, int], secret: bytes, letter: bytes, seconds: float
 ) -> Iterator[socket.socket]:
-    with socket.create_connection(place, timeout=CONNECT_S) as connection:
-        connection.settimeout(CONNECT_S + 3 * seconds)
+    with socket.create_connection(address, timeout=CONNECT_S) as connection:
+        connection.settimeout(SILENT_S + 3 * seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(secret + letter)
         yield connection
 
 
-def _trip_s(place: tuple[str, int], secret: bytes) -> float:
+def _trip_s(address: tuple[str, int], secret: bytes) -> float:
     durations = []
-    with _connected(place, secret, b"P", 1.0) as connection:
+    with _connected(address, secret, b"P", 1.0) as connection:
         for _ in range(PINGS):
             begun = time.perf_counter()
             connection.sendall(b".")
@@ -212,6 +214,8 @@ def _received_bps(connection: socket.socket) -> float:
         marks.append((time.monotonic() - begun, total))
     end_s = marks[-1][0]
     since_s, before = next(mark for mark in marks if mark[0] >= GROWING * end_s)
+    if end_s <= since_s:  # all but the last block came in the beginning: the whole counts
+        since_s, before = marks[0]
     return 8 * (total - before) / (end_s - since_s) if end_s > since_s else 0.0
 
 

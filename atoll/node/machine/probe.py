@@ -139,7 +139,7 @@ def node_info(
     )
 
 
-def places(compute: Compute | None, device: str) -> int:
+def default_slots(compute: Compute | None, device: str) -> int:
     """Return how many processes a machine takes at once, unless its owner says otherwise.
 
     One per accelerator on which they may compute, so that none is idle; else one. `device` is the

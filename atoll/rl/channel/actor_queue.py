@@ -57,6 +57,7 @@ class ActorQueue:
         self._condition = threading.Condition()
         self._line: collections.deque[Arrived] = collections.deque()
         self._held: list[Item] = []
+        self._ended = False
         self._thread = Background(f"queue {queue.name}", self._fill)
 
     @property
@@ -111,16 +112,14 @@ class ActorQueue:
         """Stop leasing after the current request."""
         self._thread.end()
         with self._condition:
+            self._ended = True
             self._condition.notify_all()
 
     def close(self) -> None:
         """Stop leasing, and release the items that were not taken."""
         self.end()
         self._thread.close()
-        with self._condition:
-            items = [arrived.item for arrived in self._line]
-            self._line.clear()
-        self._release(items, "the critic ends")
+        self._release_line()
 
     def _fill(self) -> None:
         with self._condition:
@@ -141,6 +140,14 @@ class ActorQueue:
         if items:
             self.received_at = time.monotonic()
             self._wake()
+        if self._ended:  # the answer came late, and `close` may not have waited for it
+            self._release_line()
+
+    def _release_line(self) -> None:
+        with self._condition:
+            items = [arrived.item for arrived in self._line]
+            self._line.clear()
+        self._release(items, "the critic ends")
 
     def _release(self, items: Sequence[Item], reason: str) -> None:
         for item in items:

@@ -22,6 +22,7 @@ from atoll.group.routes.line_group import LineGroup
 from atoll.group.routes.line_listener import GroupListener, LineMeeting, MetLine
 from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import split_host_port
+from atoll.net import member_tls
 from atoll.net.member_tls import MemberKey
 from tests.group.man_in_the_middle import Middle
 from tests.group.meeting_place import Place, places
@@ -127,6 +128,7 @@ def test_a_member_cannot_pose_as_another_one() -> None:
 
 def test_flood_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_listener, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(member_tls, "HANDSHAKE_S", 1.0)  # of those who say nothing
     listener = GroupListener("127.0.0.1")
     mine = MemberLines(b"key of the job", me="w0")
     assert mine.tls is not None
@@ -143,6 +145,7 @@ def test_flood_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         line.close()
     for line in silent:
         line.close()
+    monkeypatch.setattr(member_tls, "HANDSHAKE_S", PATIENCE_S)
     with socket.create_connection(split_host_port(listener.dial), PATIENCE_S) as line:
         other = MemberLines(b"key of the job", me="w1")
         assert other.dialling(line, to="w0")

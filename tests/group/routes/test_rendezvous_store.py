@@ -20,6 +20,7 @@ from atoll.group.routes.rendezvous_store import (
     answers,
     split_host_port,
 )
+from atoll.net import member_tls
 from tests.patience import PATIENCE_S, PROMPT_S
 
 
@@ -88,7 +89,10 @@ def test_closed_server_is_a_lost_peer_and_listens_no_more(server: StoreServer, s
         store()
 
 
-def test_server_that_does_not_answer_ends_at_the_deadline() -> None:
+def test_server_that_does_not_answer_ends_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_tls, "HANDSHAKE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dial = f"127.0.0.1:{silent.getsockname()[1]}"
         mine = RendezvousStore(dial, "m", lines=LINES, deadline=time.monotonic() + 0.3)
@@ -114,11 +118,13 @@ def test_garbage_and_silence_do_no_harm(server: StoreServer, store: Open) -> Non
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_stranger_neither_reads_nor_writes(
-    server: StoreServer, store: Open, encrypted: bool
+    server: StoreServer, store: Open, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = MemberLines(b"of another job", me="w0", encrypted=encrypted)
     mine = store()
     mine.set("k", b"v")
+    if not encrypted:  # it waits for the store's greeting, which waits for its handshake
+        monkeypatch.setattr(member_tls, "HANDSHAKE_S", 1.0)
     for value in (b"forged", None):
         deadline = time.monotonic() + PATIENCE_S
         stranger = RendezvousStore(server.dial, "m", lines=lines, deadline=deadline)

@@ -32,6 +32,7 @@ from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
 from atoll.wire.states import JobState
 from tests.hub.durable import SPEC, with_stores
+from tests.patience import PATIENCE_S
 
 
 class EmptyHub:
@@ -103,6 +104,18 @@ async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
 async def next_tick(snapshots: SnapshotSource) -> None:
     """Wait until another snapshot is due."""
     await asyncio.sleep(snapshots.pause_s())
+
+
+@pytest.fixture
+def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tick ends by itself: on a busy machine it might between any two lines of a test."""
+    monkeypatch.setattr(snapshot_module, "INTERVAL_S", 1e9)
+
+
+def end_tick(snapshots: SnapshotSource) -> None:
+    """Let the snapshot be of the tick before."""
+    assert snapshots._picture is not None
+    snapshots._picture.made -= snapshot_module.INTERVAL_S
 
 
 async def connected() -> dict[str, Any]:
@@ -249,6 +262,7 @@ def row(node: str, **more: Any) -> dict[str, Any]:
     return {"node": node, "last_seen_s": 1.0, "stats": {}, "info": {"cores": 4}, **more}
 
 
+@pytest.mark.usefixtures("long_tick")
 def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         live = EmptyHub()
@@ -259,7 +273,7 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
         tick, _ = await tick_of(early)
         assert tick["full"] is True
         assert [one["node"] for one in tick["nodes"]] == ["a", "b"]
-        await next_tick(snapshots)
+        end_tick(snapshots)
         live.rows = [row("b", stats={"cpu_percent": 2.0}, last_seen_s=3.0), row("c")]
         looks = live.looks
         tick, _ = await tick_of(early)
@@ -279,6 +293,7 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
+@pytest.mark.usefixtures("long_tick")
 def test_a_page_that_goes_to_a_job_does_not_get_all_again(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         live = EmptyHub()
@@ -374,6 +389,7 @@ def test_an_ended_job_is_not_described_at_every_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(stores: Stores) -> None:
+        monkeypatch.setattr(snapshot_module, "OVER_FOR_S", PATIENCE_S)
         looks: list[str] = []
         view_of = jobs.view_of
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from atoll.errors import LeftBehind
+from atoll.hub.rounds import service
 from atoll.hub.server import HubServer
 from atoll.wire.messages import (
     Beat,
@@ -34,6 +33,7 @@ from tests.hub.nodes.test_membership import (
     vote,
 )
 from tests.hub.peer import member, node, submit
+from tests.patience import PATIENCE_S
 
 
 def test_member_that_leaves_is_waited_for_by_nobody_and_replaced(running: Running) -> None:
@@ -45,7 +45,7 @@ def test_member_that_leaves_is_waited_for_by_nobody_and_replaced(running: Runnin
     again = running.members[1].request(RoundJoin(1, "base1"))
     assert isinstance(again, Failure)
     assert "is leaving" in again.error["what"]
-    plan = running.members[0].request(RoundJoin(1, "base1"), timeout_s=2.0)
+    plan = running.members[0].request(RoundJoin(1, "base1"))
     assert isinstance(plan, RoundPlan)
     assert plan.members == ["w0"]
     report = ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=75, attempt=1)
@@ -95,11 +95,23 @@ def test_member_of_a_job_cannot_drain(running: Running) -> None:
     assert isinstance(running.members[0].request(Drain()), Failure)
 
 
-def test_silent_member_is_not_waited_for_and_heals(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unheard_for_long(running: Running, slot: int) -> None:
+    """Let a member fall silent, and the hub have heard nothing of it for longer than rounds wait.
+
+    The test's members share the machine with the hub: a real wait would let them all seem silent.
+    """
+    peer = running.members[slot]
+    peer.mute()
+    assert isinstance(peer.request(Beat()), Done)  # no earlier one is still under way
+    assert running.hub.hub is not None
+    session = running.hub.hub.sessions.get(peer.session)
+    assert session is not None
+    session.last_seen -= service.SILENT_S + 1.0
+
+
+def test_silent_member_is_not_waited_for_and_heals(running: Running) -> None:
     commit(running, 0)
-    monkeypatch.setattr("atoll.hub.rounds.service.SILENT_S", 0.5)
+    unheard_for_long(running, 1)
     joined = running.members[0].ask(RoundJoin(1, "base1"))
     plan = running.members[0].answer(joined)
     assert isinstance(plan, RoundPlan)
@@ -108,7 +120,6 @@ def test_silent_member_is_not_waited_for_and_heals(
         "w1 is silent: round 1 continues without it"
     ]
     running.members[0].request(vote(plan))
-    monkeypatch.undo()
     late = running.members[1].request(RoundJoin(1, "base1"))
     assert isinstance(late, Failure)
     assert late.error["kind"] == LeftBehind.__name__
@@ -117,13 +128,16 @@ def test_silent_member_is_not_waited_for_and_heals(
     commit(running, 2)
 
 
-def test_member_that_beats_is_not_silent(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_that_beats_is_not_silent(running: Running) -> None:
+    assert running.hub.hub is not None
+    rounds = running.hub.hub.rounds
     commit(running, 0)
-    monkeypatch.setattr("atoll.hub.rounds.service.SILENT_S", 1.0)
+    unheard_for_long(running, 1)
+    assert isinstance(running.members[1].request(Beat()), Done)
     joined = running.members[0].ask(RoundJoin(1, "base1"))
-    for _ in range(6):
-        running.members[1].tell(Beat())
-        time.sleep(0.2)
+    until(lambda: rounds.waiting(running.job)[0] == ["w1"])
+    for _ in range(2):  # one after a pause, e.g. of a busy machine, does not look
+        running.hub.call(rounds.tick(), timeout_s=PATIENCE_S)
     assert not event_texts(running.hub, running.job, "member-silent")
     assert isinstance(running.members[1].request(RoundJoin(1, "base1")), RoundPlan)
     assert isinstance(running.members[0].answer(joined), RoundPlan)

@@ -111,7 +111,7 @@ def test_newcomer_that_fetches_ahead_holds_up_nobody(running: Running) -> None:
         answer = newcomer.request(Recover(ready=False))
         assert isinstance(answer, Sources)
         assert [peer.member for peer in answer.peers] == ["w0"]
-        plan = running.members[0].request(RoundJoin(1, "base1"), timeout_s=2.0)
+        plan = running.members[0].request(RoundJoin(1, "base1"))
         assert isinstance(plan, RoundPlan)
         assert plan.members == ["w0"]
 
@@ -137,12 +137,15 @@ def test_resumed_job_goes_on_with_other_nodes(running: Running) -> None:
 
 
 def test_standing_on_another_state_is_refused_and_told(running: Running) -> None:
+    assert running.hub.hub is not None
+    rounds = running.hub.hub.rounds
     commit(running, 0)
     launch = die(running, "w1")
-    running.members[0].ask(RoundJoin(1, "base1"))
     with member(running.hub, launch, incarnation="new") as newcomer:
         registered(newcomer)
         ask_sources(newcomer)
+        running.members[0].ask(RoundJoin(1, "base1"))  # it tells what its state is
+        until(lambda: "w0" in rounds.machine(running.job).joins)
         answer = newcomer.request(Standing(1, "other"))
         assert isinstance(answer, Failure)
         assert answer.error["kind"] == LeftBehind.__name__

@@ -27,7 +27,15 @@ from atoll.wire.messages import (
     pack,
 )
 from tests.hub.meeting import commit
-from tests.hub.nodes.test_membership import Running, event_texts, job_of, options, until, vote
+from tests.hub.nodes.test_membership import (
+    Running,
+    await_returns,
+    event_texts,
+    job_of,
+    options,
+    until,
+    vote,
+)
 from tests.hub.peer import Peer, member
 from tests.patience import PATIENCE_S
 
@@ -78,6 +86,7 @@ def test_a_reason_as_long_as_a_frame_does_not_keep_the_verdict(running: Running)
 
 def test_forged_verdict_closes_the_connection(running: Running) -> None:
     commit(running, 0)
+    await_returns(running.hub)
     plan = RoundPlan(running.job, 1, 99, ["w1"], "alone")
     for forged in (Verdict(1, 2, True, "forged"), plan):
         with pytest.raises(ConnectionClosed):
@@ -160,7 +169,7 @@ def test_registering_again_changes_nothing(running: Running) -> None:
 @pytest.mark.parametrize("busy_s", [math.inf, math.nan, -math.inf])
 def test_impossible_times_of_a_member_do_not_keep_the_hub(tmp_path: Path, busy_s: float) -> None:
     """What a hub keeps is JSON, where infinity is null: it would not start again."""
-    with HubServer(options(tmp_path)) as hub:
+    with HubServer(options(tmp_path, reconnect_grace_s=PATIENCE_S)) as hub:
         group = Running(hub)
         commit(group, 0)
         joins = [

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from atoll.hub.server import HubServer
+from atoll.rounds import timing
 from atoll.swarm.ledger import Ledger
 from atoll.wire.messages import (
     Done,
@@ -257,7 +258,9 @@ def test_a_whole_member_follows_the_stages_pace_and_end(mixed: Running) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_job_ends_with_a_whole_member_that_was_late(mixed: Running, restarted: bool) -> None:
+def test_a_job_ends_with_a_whole_member_that_was_late(
+    mixed: Running, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stages' last round went on without it: it reports their model after they have ended."""
     whole, *stages = mixed.members
     for peer in stages:
@@ -270,6 +273,7 @@ def test_a_job_ends_with_a_whole_member_that_was_late(mixed: Running, restarted:
         voting = whole.ask(vote(plan))
         peer.request(vote(plan))
         whole.answer(voting)
+    monkeypatch.setattr(timing, "MIN_GRACE_S", 0.1)  # from now on only the late one is waited for
     for peer in stages:
         plan = peer.request(RoundJoin(1, "base"))
         assert isinstance(plan, RoundPlan), plan

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from atoll.config import (
     IslandTable,
     JobSpec,
@@ -19,6 +17,7 @@ from atoll.config import (
 from atoll.node.launchers.launcher import Exit
 from atoll.node.launchers.process import ChildProcess, ProcessLauncher
 from atoll.wire.messages import Launch
+from tests.node.islands.island_machines import alive
 from tests.node.launchers.ordering import make_order, until
 
 HEAD = """
@@ -74,10 +73,6 @@ async def all_here(lines: list[str], *, ranks: int = 2) -> dict[int, int]:
 
 async def none_lives(found: dict[int, int]) -> None:
     await until(lambda: not any(map(alive, found.values())))
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def rank_of(ended: Exit) -> str:

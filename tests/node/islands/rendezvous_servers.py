@@ -47,7 +47,7 @@ class Opened:
         with self.hub.as_process("w1.1") as client:
             found = address_of(client.find_rendezvous, self.hub.job, "w1")
         host, _, port = found.dial.split()[0].rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=5)
+        return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
     def secret(self) -> str:
         with self.hub.as_process("w1.1") as client:
@@ -66,7 +66,7 @@ class Opened:
 
 def address_of(ask: Any, *arguments: str) -> RendezvousAddress:
     """Wait until the hub knows of a rendezvous server."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while (found := ask(*arguments)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -9,6 +9,7 @@ from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Stop
 from tests.node.agent.lone_agent import launch, lone_agent
 from tests.node.launchers.ordering import run, until
+from tests.patience import PATIENCE_S
 
 SPEC = """
 [job]
@@ -28,7 +29,7 @@ def test_the_agent_reports_a_follower_that_runs_and_leaves(tmp_path: Path) -> No
             await until(lambda: hub.states("w1.1") == ["starting", "running"])
             assert agent.running == ["job-1/w1.1"]
             await until(lambda: hub.lines)  # it listens to signals by now
-            hub.put(Stop("job-1", "w1.1", 10.0))
+            hub.put(Stop("job-1", "w1.1", PATIENCE_S))
             end = await hub.ended("w1.1")
             assert (end.exit_code, end.error) == (EXIT_LEFT, None)
             assert (tmp_path / "jobs" / "job-1" / "w1.1" / "job.toml").exists()

@@ -18,6 +18,7 @@ from tests.node.islands.island_machines import (
     rendezvous_hub,
 )
 from tests.node.launchers.ordering import run, until
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_ranks_of_all_machines_are_one_island(hub: RendezvousHub, tmp_path: Path
             follower, leader = await machines.start("w1.1"), await machines.start("w1")
             assert (await leader.end()).code == 0
             await until(lambda: follower.said("waiting for the first machine of w1"))
+            await until(lambda: follower.said("told ") == 2)  # lines may come after an end
             for first, one in ((0, leader), (2, follower)):
                 told = sorted(line[line.index("told ") :] for line in one.lines if "told " in line)
                 assert told == [
@@ -49,8 +51,8 @@ def test_ranks_of_all_machines_are_one_island(hub: RendezvousHub, tmp_path: Path
             assert follower.said("[rank 3] told") == 1
             again = await machines.start("w1")
             assert (await again.end()).code == 0
-            assert follower.said("told ") == 4
-            await follower.process.stop(grace_s=10.0)
+            await until(lambda: follower.said("told ") == 4)
+            await follower.process.stop(grace_s=PATIENCE_S)
             assert (await follower.end()).code == EXIT_LEFT
 
     run(scenario())
@@ -67,7 +69,7 @@ def test_a_late_follower_is_awaited_also_by_a_restarted_hub(
             await asyncio.to_thread(hub.restart)
             follower = await machines.start("w1.1")
             assert (await leader.end()).code == 0
-            assert sorted(follower.ranks()) == [2, 3]
+            await until(lambda: sorted(follower.ranks()) == [2, 3])
 
     run(scenario())
 
@@ -100,7 +102,7 @@ if not os.path.exists({str(tmp_path / "again")!r}):
             (tmp_path / "again").touch()
             again = await machines.start("w1")
             assert (await again.end()).code == 0
-            assert sorted(follower.ranks()) == [2, 3]
+            await until(lambda: sorted(follower.ranks()) == [2, 3])
 
     def check(victim: str, code: int, error: str) -> None:
         if victim == "rank of follower host":
@@ -118,6 +120,7 @@ if not os.path.exists({str(tmp_path / "again")!r}):
     run(scenario())
 
 
+@pytest.mark.usefixtures("all_ranks_end")
 def test_the_error_of_a_remote_rank_is_the_cause(hub: RendezvousHub, tmp_path: Path) -> None:
     script = """
 wait_for_all()
@@ -164,13 +167,14 @@ def test_island_leaves_as_one_whichever_machine_is_asked(
             follower, leader = await machines.start("w1.1"), await machines.start("w1")
             both = {"follower host": follower, "leader": leader}
             await until(lambda: follower.said("ready") + leader.said("ready") == 4)
-            await both[asked].process.stop(grace_s=20.0)
+            await both[asked].process.stop(grace_s=PATIENCE_S)
             assert (await leader.end()).code == EXIT_LEFT
-            assert follower.said("leaves") + leader.said("leaves") == 4, "no rank was killed"
+            # No rank was killed; lines may come after an end.
+            await until(lambda: follower.said("leaves") + leader.said("leaves") == 4)
             await until(lambda: not machines.living())
             if asked == "leader":  # the follower host stays: its own agent ends it
                 assert not follower.said("was asked")
-                await follower.process.stop(grace_s=10.0)
+                await follower.process.stop(grace_s=PATIENCE_S)
             assert (await follower.end()).code == EXIT_LEFT
 
     run(scenario())
@@ -195,6 +199,6 @@ if not os.path.exists(once):
             follower, leader = await machines.start("w1.1"), await machines.start("w1")
             assert (await leader.end()).code == 0
             assert leader.said("was taken meanwhile") == 1
-            assert follower.said("here 3") == 2
+            await until(lambda: follower.said("here 3") == 2)
 
     run(scenario())

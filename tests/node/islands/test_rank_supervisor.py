@@ -126,6 +126,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, victim: int)
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.every(2)
+@pytest.mark.usefixtures("all_ranks_end")
 def test_rank_that_raises_is_named_and_not_those_that_lost_touch(
     tmp_path: Path, victim: int
 ) -> None:
@@ -211,7 +212,7 @@ def test_rank_0_is_asked_to_leave_and_its_status_counts(tmp_path: Path, stopped:
             await until(lambda: sum("ready" in line for line in lines) == 2)
             if stopped:
                 os.kill(found[1], signal.SIGSTOP)
-            await process.stop(grace_s=10.0)
+            await process.stop(grace_s=PATIENCE_S)
             ended = await process.wait()
             await none_lives(found)
             return ended
@@ -260,9 +261,11 @@ from pathlib import Path
 from atoll.island.start_phase import StartPhase, StartReport
 start = StartReport(Path(os.environ["ATOLL_DIRECTORY"]), rank=rank)
 if rank == {late}:
-    time.sleep(60)
+    time.sleep(3600)
 start.enter(StartPhase.{phase})
-time.sleep(0.1 * rank)
+open(f"entered-{{rank}}", "w").close()
+while not all(os.path.exists(f"entered-{{r}}") for r in range(3) if r != {late}):
+    time.sleep(0.01)
 raise RuntimeError("Timed out waiting for another rank")
 """
 

@@ -34,14 +34,17 @@ DAEMON = """
 import os, time
 if os.fork() == 0:
     os.setsid()
+    parent = os.getpid()
     if os.fork() == 0:
         print(os.getpid(), flush=True)
-        time.sleep(1.0)
+        while os.getppid() == parent:
+            time.sleep(0.05)
         x = bytearray({mb} * 10**6)
-        time.sleep(60)
-    time.sleep(0.5)
+        time.sleep(600)
+    while not os.path.exists({seen!r}):
+        time.sleep(0.05)
     os._exit(0)
-time.sleep(60)
+time.sleep(600)
 """
 
 SHARING = """
@@ -62,15 +65,24 @@ def watched(
     limit_mb: int = 0,
     total_mb: int = 0,
     lines: list[str] | None = None,
+    seen: Path | None = None,
 ) -> Exit:
-    """Run a program under a watch until it ends."""
+    """Run a program under a watch until it ends.
+
+    Once the watch knows the process whose id is its first line, `seen` appears.
+    """
+    said: list[str] = [] if lines is None else lines
 
     async def scenario() -> Exit:
         watch = MemoryWatch(interval_s=0.05)
         watch.total_bytes = total_mb * MB
         order = make_order(command_launch("python", "-c", program), root)
-        process = await ProcessLauncher().start(order, ([] if lines is None else lines).append)
+        process = await ProcessLauncher().start(order, said.append)
         watch.add(process, member="w1", limit_bytes=limit_mb * MB, limit_from="a test")
+        if seen is not None:
+            (entry,) = watch._entries
+            await until(lambda: said and int(said[0]) in entry.family)
+            seen.touch()
         ended = await process.wait()
         watch.remove(process)
         await watch.close()
@@ -107,7 +119,9 @@ def test_memory_limit_covers_forked_children(tmp_path: Path) -> None:
 
 def test_process_that_leaves_its_tree_is_still_counted_and_ended(tmp_path: Path) -> None:
     lines: list[str] = []
-    ended = watched(DAEMON.format(mb=300), tmp_path, limit_mb=150, lines=lines)
+    seen = tmp_path / "seen"
+    program = DAEMON.format(mb=300, seen=str(seen))
+    ended = watched(program, tmp_path, limit_mb=150, lines=lines, seen=seen)
     assert_out_of_memory(ended)
     run(until(lambda: not _alive(int(lines[0]))))
 
