@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def save(
     )
     point = SavePoint(round_, 10 * round_, member, members, score)
     return saver.save(point, [own, common] if point.shared else [own], final=final)
+
+
+def until_written(saver: BackgroundSaver) -> None:
+    """Wait until all that was saved is written, whatever becomes of its copies elsewhere."""
+    deadline = time.monotonic() + WAIT_S
+    while not saver.wait(0.1):  # it also waits for the copies, as long as it may
+        assert time.monotonic() < deadline
 
 
 def target(folder: Path, *, keep: int = 2, to: str = "") -> FolderTarget:

@@ -7,7 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.group.hub_world import NodeInName
+from tests.patience import PATIENCE_S
 from tests.recovery.world import World, members_on, node_of_a_hub
+
+FOR_EVER_S = 10 * PATIENCE_S
+
+LIMITS = (
+    "chunk_scheduler.CLAIM_S", "direct_source.DIAL_S", "direct_source.SILENT_S",
+    "direct_source.SLOW_S", "donor_session.BEHIND_S", "fetch.COMPARE_S", "http_server.FIRST_HEAD_S",
+    "relay_source.SILENT_S",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give nobody up who is slow on a busy machine; tests in which somebody is have own limits."""
+    for limit in LIMITS:
+        monkeypatch.setattr(f"atoll.recovery.{limit}", FOR_EVER_S)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def together(number: int) -> Spoil:
         def late(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
             if ask.kind == CHUNK and not passed.is_set():
                 passed.set()
-                barrier.wait(10.0)
+                barrier.wait(PATIENCE_S)
             return answer(ask)
 
         return late
@@ -114,7 +114,7 @@ def at_once(number: int) -> Spoil:
         def late(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
             if not passed.is_set():
                 passed.set()
-                barrier.wait(10.0)
+                barrier.wait(PATIENCE_S)
             return answer(ask)
 
         return late

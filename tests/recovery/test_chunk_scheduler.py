@@ -127,6 +127,20 @@ def test_majority_state_is_taken_and_others_are_named() -> None:
     assert scheduler.claim("w1") is not None
 
 
+def test_the_last_report_ends_it_if_all_is_here_already() -> None:
+    scheduler = new_scheduler("w0", "w1")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    for _ in range(8):
+        claim = scheduler._next("w0", scheduler._entries["w0"])
+        if claim is not None:
+            for index in claim.indices:
+                store_chunk(scheduler, "w0", claim.image, index)
+    assert not scheduler.finished  # w1 may have another state
+    scheduler.add_source("w1", SHARED_MANIFEST, INNER_MANIFEST)
+    assert scheduler.finished
+    assert scheduler.complete
+
+
 def test_sources_beyond_the_most_are_asked_when_others_left() -> None:
     scheduler = new_scheduler(*[f"w{i}" for i in range(6)])
     assert scheduler.sources_to_start() == []

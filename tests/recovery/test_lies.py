@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from atoll.clock import RealClock
 from atoll.errors import DeadlineExceeded
-from atoll.recovery import fetch
 from atoll.recovery.http_server import Answerer
 from atoll.wire.recovery_messages import (
     CHUNK,
@@ -23,7 +23,7 @@ from atoll.wire.recovery_messages import (
 )
 from tests.patience import PATIENCE_S
 from tests.recovery import spoil
-from tests.recovery.world import World, assert_same
+from tests.recovery.world import World, assert_same, deadline_after
 
 NUMEL = 600_000
 
@@ -80,10 +80,7 @@ def test_liar_is_named_and_state_comes_from_others(world: World, lie: str, direc
     assert "w0 was dropped as a source" in world.events[0].text
 
 
-def test_a_state_that_differs_from_that_of_the_others_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "COMPARE_S", PATIENCE_S)
+def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -> None:
     late = spoil.after(lambda: world.events)
     model = world.donor("w1", numel=NUMEL, spoil=late)
     world.donor("w0", numel=NUMEL, seed=5)
@@ -94,11 +91,8 @@ def test_a_state_that_differs_from_that_of_the_others_is_refused(
     assert "differs" in world.events_of("recovery-source-refused")["w0"]
 
 
-def test_a_fast_liar_does_not_win_before_the_others_have_spoken(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) -> None:
     """The liar has delivered everything before the honest two say what they have."""
-    monkeypatch.setattr(fetch, "COMPARE_S", PATIENCE_S)
     world.donor("w0", numel=1000, seed=5)
     models = [world.donor(f"w{slot}", numel=1000) for slot in (1, 2)]
     busy = [world.state_locks[f"w{slot}"].moving() for slot in (1, 2)]
@@ -149,8 +143,8 @@ def garbage(job: str, data: bytes) -> spoil.Spoil:
 @pytest.mark.every(2)
 def test_invalid_state_is_refused_despite_right_digests(world: World, direct: bool) -> None:
     world.donor("w0", spoil=garbage(world.job, b"\xff" * 5000), direct=direct)
-    with pytest.raises(DeadlineExceeded):
-        world.recover(timeout_s=2.0)
+    with deadline_after(lambda: world.events), pytest.raises(DeadlineExceeded):
+        world.recover()
     assert "cannot be read" in world.events_of("recovery-source-refused")["w0"]
     model = world.donor("w1")
     assert_same(world.recover().shared, model.shared())
@@ -162,10 +156,11 @@ def test_noise_instead_of_answers_is_refused(world: World) -> None:
     inbox = link.subscribe()
     model = world.donor("w1", spoil=spoil.after(lambda: world.events or not noisy.is_set()))
     noisy = threading.Event()
+    deadline = RealClock().monotonic() + PATIENCE_S
 
     def noise(*_: object) -> None:
         for junk in (b"\xff\xffS!", b"\xff\xffS!\xff\xff", b"\xff\xffS!\x00\x05hello", b"hello"):
-            link.relay(f"{world.job}/{world.me}", (junk, b""), deadline=1e12)
+            link.relay(f"{world.job}/{world.me}", (junk, b""), deadline=deadline)
         noisy.set()
 
     found = world.recover(at=[(0.01, noise)])

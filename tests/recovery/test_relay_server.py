@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from atoll.clock import RealClock
 from atoll.errors import DeadlineExceeded
-from atoll.net.dispatcher import Inbox, Relayed
+from atoll.net.dispatcher import Arrival, Inbox, Relayed
 from atoll.wire.recovery_messages import (
     ANSWERS,
     ASKS,
@@ -21,21 +23,23 @@ from tests.patience import PATIENCE_S
 from tests.recovery.world import World, wait_until
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = PATIENCE_S) -> float:
     return RealClock().monotonic() + seconds
 
 
-def drain(inbox: Inbox) -> list[tuple[int, str]]:
-    """Return number and status of all answers that come, until none comes for a moment."""
-    found: list[tuple[int, str]] = []
-    while True:
-        try:
-            item = inbox.receive(deadline=soon(0.5))
-        except DeadlineExceeded:
-            return found
-        assert isinstance(item, Relayed)
-        answer, _ = unpack_answer(item.payload)
-        found.append((answer.number, answer.status))
+def answer_in(item: Arrival) -> tuple[int, str]:
+    """Return number and status of an answer."""
+    assert isinstance(item, Relayed)
+    answer, _ = unpack_answer(item.payload)
+    return answer.number, answer.status
+
+
+def until(inbox: Inbox, number: int) -> list[tuple[int, str]]:
+    """Return number and status of all answers that come, to the one with this number."""
+    found = [answer_in(inbox.receive(deadline=soon()))]
+    while found[-1][0] != number:
+        found.append(answer_in(inbox.receive(deadline=soon())))
+    return found
 
 
 def test_an_inbox_gets_only_payloads_that_begin_as_it_wants() -> None:
@@ -59,31 +63,48 @@ def test_nonsense_is_passed_over_and_asks_go_on(world: World) -> None:
     inbox = link.subscribe(prefix=ANSWERS)
     for junk in (b"", b"\xff\xff", b"\xff" * 300, b"\x00\x07garbage"):
         link.relay(f"{world.job}/w0", (ASKS + junk, b""), deadline=soon())
-    link.relay(f"{world.job}/w0", pack_ask(StateAsk(9, OFFER, 3)), deadline=soon())
-    assert [number for number, _ in drain(inbox)] == [9]
+    for number in (9, 10):
+        link.relay(f"{world.job}/w0", pack_ask(StateAsk(number, OFFER, 3)), deadline=soon())
+    assert [number for number, _ in until(inbox, 10)] == [9, 10]
     inbox.close()
 
 
-def test_a_flood_of_asks_gets_a_bounded_number_of_answers(world: World) -> None:
+def test_a_flood_of_asks_gets_a_bounded_number_of_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.donor("w0", direct=False, numel=10_000_000)
     link = world.link("w1")
     with link.subscribe(prefix=ANSWERS) as inbox:
-        number = iter(range(1, 1000))
+        numbers = itertools.count(1)
 
-        def ready() -> bool:
-            ask = pack_ask(StateAsk(next(number), OFFER, 3))
-            link.relay(f"{world.job}/w0", ask, deadline=soon())
-            return drain(inbox)[-1][1] == "ok"
+        def ask() -> list[tuple[int, str]]:
+            number = next(numbers)
+            link.relay(f"{world.job}/w0", pack_ask(StateAsk(number, OFFER, 3)), deadline=soon())
+            return until(inbox, number)
 
-        wait_until(ready, timeout_s=PATIENCE_S)
+        wait_until(lambda: ask()[-1][1] == "ok")
+        relay_server = world.donors["w0"]._relay_server
+        answer_ask, in_flight = relay_server._answer_ask, list[int]()
+
+        def watched(receiver: str, asked: StateAsk) -> None:
+            answer_ask(receiver, asked)
+            in_flight.append(len(relay_server._in_flight.get(receiver, ())))
+
+        monkeypatch.setattr(relay_server, "_answer_ask", watched)
         asks = [pack_ask(StateAsk(0, CHUNK, 3, "shared", index, 16)) for index in range(150)]
         link.relay_all(f"{world.job}/w0", asks, deadline=soon())
-        relay_server = world.donors["w0"]._relay_server
-        assert all(len(sent) <= 16 for sent in list(relay_server._in_flight.values()))
-        statuses = drain(inbox)
-        assert 16 <= len(statuses) <= 150
-        assert {status for _, status in statuses} == {"ok"}
-        wait_until(lambda: not relay_server._in_flight)
+        found: list[tuple[int, str]] = []
+
+        def all_are_sent() -> bool:
+            while (item := inbox.receive_now()) is not None:
+                found.append(answer_in(item))
+            return len(in_flight) == len(asks) and not relay_server._in_flight
+
+        wait_until(all_are_sent)
+        assert max(in_flight) <= 16
+        found += ask()[:-1]  # its own answer comes after all others
+        assert 16 <= len(found) <= 150
+        assert set(found) == {(0, "ok")}
 
 
 def test_a_member_of_another_job_reaches_no_donor(world: World) -> None:

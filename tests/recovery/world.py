@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from atoll.checkpoint.format.part import Part
@@ -25,6 +27,7 @@ from atoll.recovery.relay_server import RelayStateServer
 from atoll.recovery.server import StateServer
 from atoll.recovery.snapshot_cache import SnapshotCache, StateOf
 from atoll.state_lock import StateLock
+from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests import warm
 from tests.group.hub_world import NodeInName, start_hub
@@ -229,6 +232,20 @@ def wait_until(happened: Callable[[], object], *, timeout_s: float = PATIENCE_S)
 
 
 @contextmanager
+def deadline_after(happened: Callable[[], object]) -> Iterator[None]:
+    """Let the deadline of a recovery inside pass once something has happened, and not before."""
+
+    class Clock(RealClock):
+        def monotonic(self) -> float:
+            return super().monotonic() + (PATIENCE_S if happened() else 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("fetch", "recover"):
+            patch.setattr(import_module(f"atoll.recovery.{module}"), "RealClock", Clock)
+        yield
+
+
+@contextmanager
 def threads_end() -> Any:
     """Check that no thread of a recovery outlives the block."""
     yield
@@ -237,9 +254,11 @@ def threads_end() -> Any:
 
 
 @contextmanager
-def node_of_a_hub(folder: Path) -> Iterator[NodeInName]:
-    """Run a hub, and a node in name only."""
-    with start_hub(folder) as hub:
+def node_of_a_hub(
+    folder: Path, *, reconnect_grace_s: float = PATIENCE_S, dead_after_s: float = DEAD_AFTER_S
+) -> Iterator[NodeInName]:
+    """Run a hub, which waits for members whose connection is lost, and a node in name only."""
+    with start_hub(folder, reconnect_grace_s=reconnect_grace_s, dead_after_s=dead_after_s) as hub:
         node = NodeInName(hub)
         yield node
         node.link.close()
