@@ -14,9 +14,11 @@ from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
 from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced
 from atoll.group.period import PeriodReport
+from atoll.group.routes import relay
 from atoll.group.run_round import CommittedRound, run_round
 from atoll.wire.messages import RoundPlan
-from tests.contracts.group_suite import Build, World, mean64, together, values
+from tests.contracts.group_suite import Build, World, join_in_peace, mean64, together, values
+from tests.patience import PATIENCE_S
 
 BIG = 300_000
 """Elements of a message that takes several pieces."""
@@ -182,8 +184,11 @@ class AllToAllSuite:
         assert result.weights == {"w0": 2.0}
         assert result.sent_bytes == result.received_bytes == 0
 
-    def test_bytes_of_an_all_to_all_are_those_of_its_messages(self, build: Build) -> None:
+    def test_bytes_of_an_all_to_all_are_those_of_its_messages(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Big ones, so that heads and tables weigh nothing; w0 gives one to both others."""
+        monkeypatch.setattr(relay, "STALL_S", PATIENCE_S)  # else a busy machine sends more
 
         def member(group: Group) -> tuple[int, int, str]:
             to = {"w0": ("w1", "w2"), "w1": ("w0",), "w2": ("w2",)}[group.me]
@@ -349,7 +354,7 @@ class AllToAllSuite:
         world: World = build(2, timeout_s=3.0)
 
         def member(group: Group) -> str:
-            group.join(PeriodReport(0, "base"))
+            join_in_peace(group)
             try:
                 if group.me == "w0":
                     group.all_to_all([PeerMessage(("w1",), packet_of(mine("w0")))]).wait()

@@ -26,6 +26,21 @@ WAIT_MS = int(1000 * PATIENCE_S)
 
 Scheme = Literal["light", "dark"]
 
+REMEMBER = """
+window.told = [];
+new MutationObserver((changes) => {
+  for (const { target, addedNodes } of changes) {
+    if (target.id === 'toasts') {
+      told.push(...[...addedNodes].filter((one) => one.checkVisibility())
+        .map((one) => `${one.className}: ${one.textContent}`));
+    } else if (target.matches?.('.command button')) {
+      told.push(target.closest('.command').textContent);
+    }
+  }
+}).observe(document, { childList: true, subtree: true });
+"""
+"""Keeps what the page shows for seconds only: a test may look later."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip everything that asks for a browser where there is none."""
@@ -78,6 +93,7 @@ class Watched:
         page.on("console", self._told)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).netloc.decode()))
+        page.add_init_script(REMEMBER)
         page.goto(f"{hub.url}/?token={token or hub.operator_token}")
         expect(page.locator("#connection")).to_have_text("live")
 
@@ -85,6 +101,15 @@ class Watched:
         """Open a view by its address."""
         self.page.evaluate("place => { location.hash = place }", f"#/{place}")
         return self.page
+
+    def told(self, pattern: str) -> None:
+        """Wait until a passing message with these words was shown, and take it."""
+        self.page.wait_for_function(
+            "(pattern) => {"
+            " const at = told.findIndex((one) => RegExp(pattern).test(one));"
+            " return at >= 0 && told.splice(at, 1); }",
+            arg=pattern,
+        )
 
     def keep(self, name: str) -> None:
         """Keep a picture of the whole page for people who asked: `ATOLL_PICTURES=1 pytest ...`."""

@@ -8,10 +8,12 @@ import threading
 import time
 from types import TracebackType
 from typing import Any, Self
+from unittest import mock
 
 import httpx
 
 from atoll.hub.server import HubServer
+from atoll.rounds import timing
 from atoll.wire.messages import (
     Beat,
     Event,
@@ -94,6 +96,9 @@ class Scene:
         self._heart = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Self:
+        # Members join and vote one after the other: no round is to go on, or to end, meanwhile.
+        for limit in ("MIN_GRACE_S", "MIN_TIMEOUT_S"):
+            self._open.enter_context(mock.patch.object(timing, limit, PATIENCE_S))
         self._open.enter_context(self.http)
         self._heart.start()
         for name in MACHINES:

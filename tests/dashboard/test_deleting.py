@@ -39,7 +39,7 @@ def test_a_job_that_has_ended_is_deleted_from_its_page(
         assert scene.http.get(f"/api/jobs/{job}").status_code == 200
         page.get_by_role("button", name="Delete", exact=True).click()
         answer(page, "Delete")
-        expect(page.locator("#toasts")).to_contain_text(f"{job} is deleted")
+        seen.told(f"{job} is deleted")
         expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
         expect(page.locator("tbody")).not_to_contain_text(job)
         assert scene.http.get(f"/api/jobs/{job}").status_code == 404

@@ -17,8 +17,9 @@ from tests.tiers import sampled
 
 pytestmark = pytest.mark.e2e
 
-LIMIT_S = 30.0
-"""Six times the promise: these tests share their machine with others."""
+LIMIT_S = 90.0
+"""The promise is five: these tests share their machine with others, and each of several processes
+may be kept waiting. A command that waits for a round to end takes two minutes."""
 
 
 def interrupt(atoll: Atoll, running: Running, number: int = signal.SIGINT) -> Done:
@@ -87,8 +88,10 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll, members: int)
     psutil.Process(killed.popen.pid).kill()
     killed.wait()
     until(lambda: not atoll.processes())
+    resumed_again = atoll.start("resume", f"runs/{folder.name}")
+    until(lambda: atoll.running("atoll.node"))  # their hub has just started
     started_s = time.time()
-    again = atoll.run("resume", f"runs/{folder.name}")
+    again = resumed_again.wait()
     assert again.code == 0, again.both
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 600
@@ -98,7 +101,7 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll, members: int)
     assert "checkpoint of round" in resumed["text"]
     lost = next(event for event in events if event["kind"] == "member-lost")
     waited_s = lost["time"] - started_s
-    assert waited_s < HubOptions.restart_grace_s, (
+    assert waited_s < HubOptions.restart_grace_s / 2, (
         "nobody waits for members that ended with their command"
     )
     atoll.assert_ended()

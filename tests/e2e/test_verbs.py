@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 
@@ -113,9 +114,11 @@ def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
     atoll.hub()
     done = atoll.run("doctor", "--port", "0")
     assert done.code == 0, done.both
-    names = ("Python", "torch", "port", "disk", "hub", "clock", "download", "upload", "matmul")
+    names = ("Python", "torch", "port", "disk", "hub", "clock", "download", "upload")
     for name in names:
         assert f"pass  {name}" in done.out, done.out
+    busy = "note  matmul .*(the machine is probably busy|the trial took longer)"
+    assert re.search(f"pass  matmul|{busy}", done.out), done.out
     assert "device    " in done.out
 
 

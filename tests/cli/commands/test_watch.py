@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -52,7 +53,7 @@ class Terminal:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(theirs)
-        self.shown = ""
+        self._read_so_far = b""
 
     def until(self, *words: str) -> None:
         """Read until all these words were shown."""
@@ -67,18 +68,25 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             self._read(0.2)
-        self._read(0.2)
+        while self._read(PATIENCE_S):  # to the end: the last output may still be on its way
+            pass
         os.close(self._ours)
         return self.process.returncode
 
-    def _read(self, wait_s: float) -> None:
+    def _read(self, wait_s: float) -> bool:
+        """Read what there is, or comes in this time; return whether there was anything."""
         ready, _, _ = select.select([self._ours], [], [], wait_s)
+        received = b""
         if ready:
-            try:
+            with contextlib.suppress(OSError):  # the other end is closed
                 received = os.read(self._ours, 65536)
-            except OSError:  # the other end is closed
-                return
-            self.shown += CONTROL.sub("", received.decode("utf-8", "replace"))
+        self._read_so_far += received
+        return bool(received)
+
+    @property
+    def shown(self) -> str:
+        """All output without the terminal's codes; a piece may end in the midst of one."""
+        return CONTROL.sub("", self._read_so_far.decode("utf-8", "replace"))
 
     @property
     def lines(self) -> list[str]:

@@ -27,7 +27,8 @@ def test_lines_are_measured_and_a_job_runs_as_planned(atoll: Atoll) -> None:
     names = {machine.name for machine in fleet.machines}
     assert len(names) == 2
     assert {link.ends for link in fleet.links} == {(a, b) for a in names for b in names if a != b}
-    assert all(link.mbps > 1 and link.latency_ms > 0 for link in fleet.links)
+    # On a busy machine a few blocks may take seconds.
+    assert all(link.mbps > 0.01 and link.latency_ms > 0 for link in fleet.links)
     assert fleet.all_reach(fleet.machines)  # so that the planner tries the direct route
     job = atoll.job(steps=60, every=10)
     ran = atoll.run("run", str(job), "--plan", "auto", timeout_s=3 * PATIENCE_S)
