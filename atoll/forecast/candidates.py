@@ -12,7 +12,7 @@ from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet
 from atoll.forecast.efficiency import EVERY_STEP, PERIODIC
 from atoll.forecast.keys import AUTO, adapts_delay
-from atoll.group.policy import ADD_ON_THE_WAY
+from atoll.group.aggregation import ADD_ON_THE_WAY
 from atoll.methods.table import PRESETS
 from atoll.strategies.compatibility import check
 from atoll.strategies.resolve import Resolved, resolve

@@ -26,7 +26,7 @@ def newcomer_bytes(spec: JobSpec, workload: Workload, resolved: Resolved) -> int
     from atoll.train.state.committed import CommittedState
 
     outer, group = resolved.build(), SingleGroup()
-    group.policy = resolved.policy
+    group.aggregation = resolved.aggregation
     with torch.device("meta"):
         model: Any = copy.deepcopy(workload.model)  # its gradients are not wanted elsewhere
         optimizer = build_optimizer(model, spec.train)

@@ -168,7 +168,7 @@ class TrafficOf:
         Raises:
             ConfigError: an option or the codec is out of range for this model.
         """
-        key = (resolved.method, resolved.codec, resolved.policy.collective)
+        key = (resolved.method, resolved.codec, resolved.aggregation.collective)
         if key not in self._outers:
             self._outers[key] = self._set_up(resolved, steps=steps)
         if (*key, peers, steps) not in self._known:
@@ -188,7 +188,7 @@ class TrafficOf:
         leave_out_compiler()
         outer, codec = resolved.build(), make_codec(resolved.codec)
         group = SingleGroup()
-        group.policy = resolved.policy
+        group.aggregation = resolved.aggregation
         with torch.device("meta"):
             optimizer = torch.optim.AdamW([p for p in self._model.parameters() if p.requires_grad])
             task = Task(self._model, optimizer, member="w0", last=steps)

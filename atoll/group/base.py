@@ -19,9 +19,9 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.errors import DeadlineExceeded
+from atoll.group.aggregation import Aggregation
 from atoll.group.in_process.servers import ServerRequest
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.reducer.all_to_all import PeerMessage as PeerMessage
 from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
@@ -167,7 +167,7 @@ class Group(Protocol):
     every member; then one commit decides on all of them.
     """
 
-    policy: GroupPolicy
+    aggregation: Aggregation
     """Set before the first join; MUST be equal on every member."""
 
     @property

@@ -19,6 +19,7 @@ from atoll.errors import (
     GroupLeft,
     PeerLost,
 )
+from atoll.group.aggregation import Aggregation
 from atoll.group.announced import AnnouncedJoin
 from atoll.group.base import (
     AllToAllResult,
@@ -34,7 +35,6 @@ from atoll.group.hub_requests import HubRequests
 from atoll.group.in_process.servers import ServerRequest
 from atoll.group.parameter_server_client import ParameterServerCalls
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.group.reachable import ReachablePeers
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.group.routes.exchange_queue import ExchangeQueue, QueuedExchange
@@ -100,7 +100,7 @@ class HubGroup:
         self.save_round = -1
         """Round after which the hub last asked for a checkpoint, counted as `committed_round`."""
         self.leaving = False
-        self.policy = GroupPolicy()
+        self.aggregation = Aggregation()
         self.registered: Registered | None = None
         self.lines: MemberLines | None = None
         """Makes connections with other members apart from rounds; None: only the hub is used."""
@@ -240,9 +240,9 @@ class HubGroup:
     ) -> Work[Reduced]:
         """See :meth:`Group.reduce`."""
         plan = self._joined()
-        policy = self.policy.planned(plan.collective, codec=codec.spec)
+        aggregation = self.aggregation.planned(plan.collective, codec=codec.spec)
         if plan.route == "alone":
-            policy.check_members(1)
+            aggregation.check_members(1)
             return Work.of(own_values(xs, me=self.me, weight=weight))
         self._gave |= weight > 0
         if not any(codec is known for known in self._codecs):
@@ -253,8 +253,8 @@ class HubGroup:
         def mean(turn: QueuedExchange) -> Reduced:
             out = self._routes.exchange(
                 ReduceRequest(
-                    plan=plan, vector=vector, codec=codec, weight=weight, key=key, policy=policy,
-                    serial=turn.serial, phase=turn.phase,
+                    plan=plan, vector=vector, codec=codec, weight=weight, key=key,
+                    aggregation=aggregation, serial=turn.serial, phase=turn.phase,
                 )
             )  # fmt: skip
             return Reduced(
@@ -264,7 +264,7 @@ class HubGroup:
             )  # fmt: skip
 
         def gathered(turn: QueuedExchange) -> Reduced:
-            by = AllgatherMean(self.me, codec, policy.spec(key), plan.round, like)
+            by = AllgatherMean(self.me, codec, aggregation.spec(key), plan.round, like)
             messages = by.messages(vector, key=key, members=plan.members)
             return by.reduced(self._all_to_all(plan, messages, weight, turn))
 
@@ -358,9 +358,9 @@ class HubGroup:
     def _look_around(self) -> list[str]:
         """Return the members that accept connections.
 
-        Empty with a robust policy, which needs one place that sees all contributions.
+        Empty with a robust aggregation, which needs one place that sees all contributions.
         """
-        if not self._routes.dial or self.policy.robust:
+        if not self._routes.dial or self.aggregation.robust:
             return []  # a member that sums a part could falsify it
         return self._peers.look(self.members)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupLeft, LeftBehind
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import AllToAllResult, Decidable, PeerMessage, Reduced, Resting, Work
 from atoll.group.in_process.servers import LocalServers, ServerRequest
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
@@ -33,7 +33,7 @@ class SingleGroup:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.upload_s: float | None = None
-        self.policy = GroupPolicy()
+        self.aggregation = Aggregation()
         self._servers = LocalServers()
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
@@ -78,7 +78,7 @@ class SingleGroup:
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
         """Return float32 copies of the values; the codec is not used."""
-        self.policy.check_members(1)
+        self.aggregation.check_members(1)
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
     def all_to_all(

@@ -1,7 +1,7 @@
 """Admission: filter contributions by their norms.
 
 Identity, schema, sizes and the base version are checked before a contribution gets here, and values
-that are not finite are left out by every policy. `norms:K:FLOOR` then applies, in this order:
+that are not finite are left out by every aggregation. `norms:K:FLOOR` then applies, in this order:
 
  * reject a norm above max(K times the median of the round, FLOOR);
  * after ten rounds also reject a norm more than four deviations above the moving average, unless
@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from atoll.errors import AtollError, GroupError, PeerRefused
+from atoll.reducer.aggregation import Rule
 from atoll.reducer.norm_history import History
-from atoll.reducer.policies import Rule
 
 DEFAULT_TIMES_MEDIAN = 4.0
 WARM_UP_ROUNDS = 10

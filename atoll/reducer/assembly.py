@@ -36,8 +36,8 @@ class Contribution:
     weight: float
     total_bytes: int
     contributors: tuple[str, ...]
-    policy: str
-    """Aggregation policy, see :mod:`atoll.reducer.policies`."""
+    aggregation: str
+    """How values are aggregated, see :mod:`atoll.reducer.aggregation`."""
     data: memoryview
     """Pages are allocated when a piece is written, so a size that is only announced uses none."""
     have: set[int] = field(default_factory=set)
@@ -51,11 +51,11 @@ class Contribution:
         """Store one piece; ignore repeated ones. Raises WireError for a piece of another packet."""
         facts = (
             head.codec, tuple(head.sizes), head.weight, head.total_bytes, head.count,
-            tuple(head.contributors) or self.contributors, head.policy,
+            tuple(head.contributors) or self.contributors, head.aggregation,
         )  # fmt: skip
         own = (
             self.codec, self.sizes, self.weight, self.total_bytes, count_pieces(self.total_bytes),
-            self.contributors, self.policy,
+            self.contributors, self.aggregation,
         )  # fmt: skip
         if facts != own:
             raise WireError(
@@ -130,7 +130,8 @@ class Assembly:
             raise bad_weight(Share(member, Packet(b"", head.codec, ()), head.weight))
         return Contribution(
             codec=head.codec, sizes=tuple(head.sizes), weight=head.weight,
-            total_bytes=expected, contributors=self._names(member, head), policy=head.policy,
+            total_bytes=expected, contributors=self._names(member, head),
+            aggregation=head.aggregation,
             data=np.zeros(expected, dtype=np.uint8).data,
         )  # fmt: skip
 
@@ -186,7 +187,7 @@ class Assembly:
                 Packet(part.data, part.codec, part.sizes),
                 part.weight,
                 part.contributors,
-                policy=part.policy,
+                aggregation=part.aggregation,
             )
             for member in self.members
             if (part := self._parts.get(member)) is not None and part.complete

@@ -1,4 +1,4 @@
-"""Combines contributions into one vector, by the policy sent with them.
+"""Combines contributions into one vector, by the aggregation sent with them.
 
 Used by the reducer, by members in one process, and by the owner of a chunk on the direct route.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.errors import AtollError, GroupError, PeerRefused
 from atoll.reducer.admission import Candidate, admit, evictions
+from atoll.reducer.aggregation import Rule, VectorAggregation, fitted, parse_aggregation
 from atoll.reducer.block_view import BlockView
 from atoll.reducer.buckets import Bucketed, buckets_of
 from atoll.reducer.mean import (
@@ -32,7 +33,6 @@ from atoll.reducer.mean import (
     total_weight,
 )
 from atoll.reducer.norm_history import History, NormHistory
-from atoll.reducer.policies import AggregationPolicy, Rule, fitted, parse_policy
 from atoll.reducer.rules.clipping import centred_clipping
 from atoll.reducer.rules.distances import squared_distances
 from atoll.reducer.rules.geometric import geometric_median
@@ -50,21 +50,21 @@ def combine(
     shares: Sequence[Share],
     *,
     codec: Codec,
-    policy: str = "",
+    aggregation: str = "",
     memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Mean:
     """Return the aggregate of compatible contributions, encoded (without feedback).
 
-    The `shares`, in member order, MUST have one codec, size and policy. An empty policy is the
-    plain mean, bitwise equal to :func:`mean_of`. `memory` is None where no history is kept.
+    The `shares`, in member order, MUST have one codec, size and aggregation. An empty one
+    is the plain mean, bitwise equal to :func:`mean_of`. `memory` is None where no history is kept.
 
     Raises:
-        GroupError: nothing is usable, or the policy needs a memory.
+        GroupError: nothing is usable, or the aggregation needs a memory.
         PeerLost: the rule needs more contributions.
         PeerRefused: more than a third was rejected, or the result is not finite.
     """
-    found = averaged(shares, codec=codec, policy=policy, memory=memory, round_=round_)
+    found = averaged(shares, codec=codec, aggregation=aggregation, memory=memory, round_=round_)
     return encoded(found, shares, codec=codec)
 
 
@@ -72,29 +72,29 @@ def averaged(
     shares: Sequence[Share],
     *,
     codec: Codec,
-    policy: str = "",
+    aggregation: str = "",
     memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Averaged:
     """Return the aggregate that :func:`combine` encodes."""
-    if not policy:
+    if not aggregation:
         return average(shares, codec=codec)
-    wanted = parse_policy(policy)
-    history = _history(wanted, policy, memory, round_)
+    wanted = parse_aggregation(aggregation)
+    history = _history(wanted, aggregation, memory, round_)
     refused = evictions([share.member for share in shares], history)
     shares = [share for share in shares if share.member not in refused]
     let_in = _let_in(shares, codec, wanted, history, round_)
     vector = _aggregate(let_in, codec, history, seed=f"{round_}/{wanted.key}")
     if not is_finite(vector):
         raise PeerRefused(
-            "the aggregate of the members' values is not finite", given=f"aggregate {policy}",
+            "the aggregate of the members' values is not finite", given=f"aggregate {aggregation}",
             expected="smaller values", remedy="lower the learning rate, or switch clipping on",
         )  # fmt: skip
     if memory is not None:
         after = let_in.history
         if wanted.aggregate.name == "clip":
             after = replace(after, aggregate=vector)
-        memory.note(policy, round_, after)
+        memory.note(aggregation, round_, after)
     idle = [share for share in shares if share.weight == 0.0]
     present = {share.member for share in [*let_in.shares, *idle]}
     names = tuple(name for share in shares if share.member in present for name in share.names)
@@ -118,19 +118,24 @@ class _Admitted:
 
 
 def _history(
-    policy: AggregationPolicy, text: str, memory: NormHistory | None, round_: int
+    aggregation: VectorAggregation, text: str, memory: NormHistory | None, round_: int
 ) -> History:
-    remembers = policy.aggregate.name == "clip" or policy.admission.name != "finite"
+    remembers = aggregation.aggregate.name == "clip" or aggregation.admission.name != "finite"
     if memory is None and remembers:
         raise GroupError(
-            "this policy needs the reducer: it sees all contributions and keeps state", given=text,
+            "this aggregation needs the reducer: it sees all contributions and keeps state",
+            given=text,
             expected="the relay route", remedy='route = "auto" or "relay" in [job]',
         )  # fmt: skip
     return memory.before(text, round_) if memory is not None else History()
 
 
 def _let_in(
-    shares: Sequence[Share], codec: Codec, policy: AggregationPolicy, history: History, round_: int
+    shares: Sequence[Share],
+    codec: Codec,
+    aggregation: VectorAggregation,
+    history: History,
+    round_: int,
 ) -> _Admitted:
     left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
     weighty = [s for s in shares if s.member not in left_out and s.weight > 0.0]
@@ -139,17 +144,17 @@ def _let_in(
     left_out |= {s.member: not_finite(s) for s in weighty if not math.isfinite(norms[s.member])}
     weighty = [s for s in weighty if s.member not in left_out]
     scales, weights = {s.member: 1.0 for s in weighty}, {s.member: s.weight for s in weighty}
-    if policy.admission.name == "norms":
+    if aggregation.admission.name == "norms":
         admitted = admit(
             [Candidate(s.member, norms[s.member], s.weight) for s in weighty], left_out,
-            rule=policy.admission, history=history, round_=round_,
+            rule=aggregation.admission, history=history, round_=round_,
         )  # fmt: skip
         scales, weights = dict(admitted.scales), dict(admitted.weights)
         left_out, history = dict(admitted.rejected), admitted.history
         weighty = [s for s in weighty if s.member in scales]
     total_weight(weighty, left_out)
     return _Admitted(
-        rule=fitted(policy.aggregate, len(weighty), found=len(left_out)),
+        rule=fitted(aggregation.aggregate, len(weighty), found=len(left_out)),
         shares=weighty,
         norms=[norms[s.member] * scales[s.member] for s in weighty],
         scales=[scales[s.member] for s in weighty],

@@ -42,8 +42,8 @@ class Share:
     weight: float
     contributors: tuple[str, ...] | None = None
     """Members that contributed, if this member sends for its site; None: itself."""
-    policy: str = ""
-    """Aggregation policy, see :mod:`atoll.reducer.policies`."""
+    aggregation: str = ""
+    """How values are aggregated, see :mod:`atoll.reducer.aggregation`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ class Mean:
 
 
 def minority(shares: Sequence[Share]) -> dict[str, AtollError]:
-    """Return an error for every member with another codec, sizes or policy than the majority.
+    """Return an error for every member with another codec, sizes or aggregation than the majority.
 
     On a tie the first member in order prevails.
     """
-    kinds = [(share.packet.codec, tuple(share.packet.sizes), share.policy) for share in shares]
+    kinds = [(share.packet.codec, tuple(share.packet.sizes), share.aggregation) for share in shares]
     if len(set(kinds)) <= 1:
         return {}
     right = max(kinds, key=Counter(kinds).__getitem__)
@@ -99,8 +99,8 @@ def minority(shares: Sequence[Share]) -> dict[str, AtollError]:
     }
 
 
-def _describe(codec: str, sizes: Sequence[int], policy: str) -> str:
-    rule = f", policy {policy}" if policy else ""
+def _describe(codec: str, sizes: Sequence[int], aggregation: str) -> str:
+    rule = f", aggregation {aggregation}" if aggregation else ""
     return f"codec {codec}, {len(sizes)} tensors with {sum(sizes)} elements{rule}"
 
 
@@ -124,7 +124,7 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
 
     Contributions that are not finite, too large for a sum in fp32, or more than `FAR` times
     the median are left out and named: one broken machine must not end a run. That is no defence
-    against an attacker who stays below the limit; see :mod:`atoll.reducer.policies`.
+    against an attacker who stays below the limit; see :mod:`atoll.reducer.aggregation`.
 
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.

@@ -1,4 +1,4 @@
-"""What policies remember from round to round; lost with the process.
+"""What aggregations remember from round to round; lost with the process.
 
 A round may be attempted repeatedly, so the history of an attempt takes effect from the next round
 on: a higher round number implies that the last one was committed.
@@ -42,24 +42,24 @@ class _Entry:
 
 
 class NormHistory:
-    """Histories by policy and vector. Not thread-safe."""
+    """Histories by aggregation and vector. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    def before(self, policy: str, round_: int) -> History:
-        """Return the history of the rounds before `round_`, for the vector named in `policy`."""
-        entry = self._entries.get(policy)
+    def before(self, aggregation: str, round_: int) -> History:
+        """Return the history of the rounds before `round_` of the vector in `aggregation`."""
+        entry = self._entries.get(aggregation)
         if entry is None:
             return History()
         if entry.round < round_:
             entry.settled = entry.staged
         return entry.settled
 
-    def note(self, policy: str, round_: int, history: History) -> None:
+    def note(self, aggregation: str, round_: int, history: History) -> None:
         """Store the history including `round_`; it takes effect when a later round begins."""
-        settled = self.before(policy, round_)
-        self._entries.pop(policy, None)
-        self._entries[policy] = _Entry(settled, round_, history)
+        settled = self.before(aggregation, round_)
+        self._entries.pop(aggregation, None)
+        self._entries[aggregation] = _Entry(settled, round_, history)
         while len(self._entries) > MAX_HISTORIES:
             del self._entries[next(iter(self._entries))]

@@ -287,10 +287,10 @@ class Reducer:
 
     def _combine(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Mean:
         """Return the aggregate; refuse members with packets that cannot be decoded."""
-        codec, policy = make_codec(shares[0].packet.codec), shares[0].policy
+        codec, how = make_codec(shares[0].packet.codec), shares[0].aggregation
         memory, round_ = self._norm_history, epoch.plan.round
         try:
-            return combine(shares, codec=codec, policy=policy, memory=memory, round_=round_)
+            return combine(shares, codec=codec, aggregation=how, memory=memory, round_=round_)
         except GroupError:
             raise
         except Exception:
@@ -302,7 +302,7 @@ class Reducer:
         rest = [share for share in shares if share.member not in damaged]
         if not rest:
             raise GroupError("there is nothing to average", given="all were refused")
-        return combine(rest, codec=codec, policy=policy, memory=memory, round_=round_)
+        return combine(rest, codec=codec, aggregation=how, memory=memory, round_=round_)
 
     def _route(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> AllToAllMessages:
         """Parse the messages of all members; refuse members that sent malformed ones."""

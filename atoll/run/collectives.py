@@ -16,9 +16,9 @@ from torch import Tensor
 
 from atoll.codec import make_codec
 from atoll.errors import ConfigError, GroupError, LeftBehind, unknown
+from atoll.group.aggregation import exactly
 from atoll.group.base import AllToAllResult, Decidable, PeerMessage, Reduced, flatten, unflatten
 from atoll.group.period import PeriodReport
-from atoll.group.policy import exactly
 from atoll.group.run_round import CommittedRound, Exchange, run_round
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult

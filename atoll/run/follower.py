@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
-from atoll.group.policy import GroupPolicy, PolicyOptions
+from atoll.group.aggregation import Aggregation, AggregationOptions
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import JobPlace, Membership
@@ -151,10 +151,12 @@ class FollowerRun(Run):
         outer: str | object = "diloco",
         steps: int = 0,
         codec: str = "",
-        **policy: Unpack[PolicyOptions],
+        **aggregation: Unpack[AggregationOptions],
     ) -> WrapSpec | list[WrapSpec]:
         """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
-        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=GroupPolicy(**policy))
+        agreement = Agreement.of(
+            outer, steps=steps, codec=codec, aggregation=Aggregation(**aggregation)
+        )
         whole, inner = one_model(model), as_list(optimizer)
         self._ranks.meet()
         agreement.check(

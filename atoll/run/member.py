@@ -17,8 +17,8 @@ from atoll.clock import Clock
 from atoll.codec import make_codec
 from atoll.config import CheckpointTable
 from atoll.errors import GroupLeft, LeftBehind
+from atoll.group.aggregation import Aggregation, AggregationOptions
 from atoll.group.base import Group
-from atoll.group.policy import GroupPolicy, PolicyOptions
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.collectives import CollectiveSession
 from atoll.run.place import Membership
@@ -104,20 +104,20 @@ class Run(CollectiveSession):
     @overload
     def wrap(
         self, model: nn.Module, optimizer: Optimizer, *, outer: str | object = ...,
-        steps: int = ..., codec: str = ..., **policy: Unpack[PolicyOptions],
+        steps: int = ..., codec: str = ..., **aggregation: Unpack[AggregationOptions],
     ) -> WrapSpec: ...  # fmt: skip
 
     @overload
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Sequence[Optimizer], *,
         outer: str | object = ..., steps: int = ..., codec: str = ...,
-        **policy: Unpack[PolicyOptions],
+        **aggregation: Unpack[AggregationOptions],
     ) -> list[WrapSpec]: ...  # fmt: skip
 
     def wrap(
         self, model: nn.Module | Sequence[nn.Module], optimizer: Optimizer | Sequence[Optimizer], *,
         outer: str | object = "diloco", steps: int = 0, codec: str = "",
-        **policy: Unpack[PolicyOptions],
+        **aggregation: Unpack[AggregationOptions],
     ) -> WrapSpec | list[WrapSpec]:  # fmt: skip
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
@@ -138,14 +138,15 @@ class Run(CollectiveSession):
             steps: `run.step` at the loop's end, if known: then presets choose their options by it,
                 and methods that hide rounds hide the last one. A loop may still end elsewhere.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
-            policy: `aggregate`, which combines the members' vectors: `mean`, or a robust rule such
-                as `trimmed:1`. `collective`: algorithm of a mean between members that can connect
+            aggregation: `aggregate`, how vectors are combined: `mean`, or a robust rule, e.g.
+                `trimmed:1`. `collective`: algorithm of a mean between members that can connect
                 directly, e.g. `ring`. `admission`: `finite` contributions, or those in `norms`.
 
         Raises:
             ConfigError: an unknown name, a wrong number, parts that do not fit, or a second call.
         """
-        agreement = Agreement.of(outer, steps=steps, codec=codec, policy=GroupPolicy(**policy))
+        how = Aggregation(**aggregation)
+        agreement = Agreement.of(outer, steps=steps, codec=codec, aggregation=how)
         whole, inner = one_model(model), as_list(optimizer)
         self._joint = self._joint or is_spread(whole)
         if self._joint:
@@ -165,7 +166,7 @@ class Run(CollectiveSession):
         self, model: nn.Module, optimizers: list[Optimizer], agreement: Agreement
     ) -> OuterOptimizer:
         """Return the last optimizer with the strategy around its step."""
-        self.group.policy, strategy = agreement.policy, agreement.options.build()
+        self.group.aggregation, strategy = agreement.aggregation, agreement.options.build()
         task = self._task = self._task_of(model, joint(optimizers))
         self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
         task.stretch, task.last = self._rank_state, agreement.steps

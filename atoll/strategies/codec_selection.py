@@ -15,8 +15,8 @@ from atoll.clock import Clock
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.codec.wrappers.auto import Auto
+from atoll.group.aggregation import exactly
 from atoll.group.base import Decidable, Group
-from atoll.group.policy import exactly
 from atoll.wire.messages import RoundPlan, Verdict
 
 log = logging.getLogger(__name__)

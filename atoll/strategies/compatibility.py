@@ -2,7 +2,7 @@
 
 Every rule sees names and numbers only, and its error says what does not fit, why, and the nearest
 valid choice. Rules of a single method are in its row (`Method.check`); ranges are checked where
-options are built; `aggregate`, `collective` and `admission` by :class:`GroupPolicy`.
+options are built; `aggregate`, `collective` and `admission` by :class:`Aggregation`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, PeerLost
-from atoll.group.policy import ADD_ON_THE_WAY, GroupPolicy
+from atoll.group.aggregation import ADD_ON_THE_WAY, Aggregation
 from atoll.methods.codecs import CODECS, CodecRow
 from atoll.methods.method import CodecSupport, Method
 from atoll.methods.table import METHODS
@@ -31,7 +31,7 @@ class Plan:
     nodes: int
     min_nodes: int
     route: str
-    policy: GroupPolicy
+    aggregation: Aggregation
     optimizer: str
     inner: str = "local"
 
@@ -62,7 +62,7 @@ def check(
     nodes: int,
     min_nodes: int = 0,
     route: str = "auto",
-    policy: GroupPolicy | None = None,
+    aggregation: Aggregation | None = None,
     optimizer: str = "",
 ) -> None:
     """Raise if a strategy, a codec and a group cannot work together.
@@ -72,7 +72,7 @@ def check(
         nodes: Number of members that train together.
         min_nodes: Fewest with which training continues; 0: all are needed to start.
         route: `auto`, `direct` or `relay`.
-        policy: How the group combines values; None: the policy of `resolved`.
+        aggregation: How the group combines values; None: the aggregation of `resolved`.
         optimizer: The inner one, as in `[train]`; empty if unknown.
 
     Raises:
@@ -80,7 +80,8 @@ def check(
     """
     plan = Plan(
         method=resolved.method, codec=resolved.codec, nodes=nodes, min_nodes=min_nodes,
-        route=route, policy=policy or resolved.policy, optimizer=optimizer, inner=resolved.inner,
+        route=route, aggregation=aggregation or resolved.aggregation, optimizer=optimizer,
+        inner=resolved.inner,
     )  # fmt: skip
     for rule in RULES:
         rule(plan)
@@ -111,7 +112,7 @@ def check_job(spec: JobSpec) -> Resolved:
 def check_sparse(plan: Plan) -> None:
     """Require an all-gather for sparse codecs: a sum of sparse vectors is not sparse."""
     sparse = plan.gathering
-    collective = plan.policy.collective
+    collective = plan.aggregation.collective
     if sparse and collective in ADD_ON_THE_WAY:
         raise ConfigError(
             f"collective {collective} sums packets, which codec {sparse[0]} does not allow",
@@ -150,32 +151,32 @@ def fits(support: CodecSupport, row: CodecRow) -> bool:
 
 def check_collective(plan: Plan) -> None:
     """Check that members can connect directly, as collectives require."""
-    if plan.policy.collective != "auto" and plan.route == "relay":
+    if plan.aggregation.collective != "auto" and plan.route == "relay":
         raise ConfigError(
             "collectives need the direct route; on the relay route the reducer sums",
-            given=f'collective = {plan.policy.collective!r} with route = "relay"',
+            given=f'collective = {plan.aggregation.collective!r} with route = "relay"',
             expected='route = "auto" or "direct"',
             remedy='leave collective out, or set route = "auto" in [job]',
         )
 
 
-# ------------------------------------------------------------------------------- policies
+# ------------------------------------------------------------------------------- aggregations
 
 
 def check_rounding(plan: Plan) -> None:
     """Refuse lossy codecs where partial sums travel: every hop would round again."""
     if plan.codec != "fp32":
-        plan.policy.check_codec(plan.codec)
+        plan.aggregation.check_codec(plan.codec)
 
 
 def check_whole_vectors(plan: Plan) -> None:
     """Refuse robust rules on sparse values: at each position most members would have zeros."""
     sparse = plan.gathering
-    if sparse and plan.policy.robust:
+    if sparse and plan.aggregation.robust:
         raise ConfigError(
             f"codec {sparse[0]} selects different values per member, so no robust rule applies",
-            given=f"codec = {plan.codec!r}, aggregate = {plan.policy.aggregate!r}, "
-            f"admission = {plan.policy.admission!r}",
+            given=f"codec = {plan.codec!r}, aggregate = {plan.aggregation.aggregate!r}, "
+            f"admission = {plan.aggregation.admission!r}",
             expected="a codec that sends every coordinate, or the same ones on every member",
             remedy='codec = "feedback(int8)" or "feedback(randomk:0.01)"',
         )
@@ -183,11 +184,11 @@ def check_whole_vectors(plan: Plan) -> None:
 
 def check_reducer(plan: Plan) -> None:
     """Require one reducer for rules that look at whole vectors or keep state."""
-    if plan.policy.needs_reducer and plan.route == "direct":
+    if plan.aggregation.needs_reducer and plan.route == "direct":
         raise ConfigError(
             "this rule needs the reducer, which sees all contributions",
-            given=f"aggregate = {plan.policy.aggregate!r}, admission = "
-            f'{plan.policy.admission!r} with route = "direct"',
+            given=f"aggregate = {plan.aggregation.aggregate!r}, admission = "
+            f'{plan.aggregation.admission!r} with route = "direct"',
             expected='route = "relay" or "auto"',
             remedy='set route = "relay" in [job]; aggregate "median" and "trimmed:F" work directly',
         )
@@ -198,37 +199,37 @@ def check_members(plan: Plan) -> None:
     sizes = {"nodes": plan.nodes, "min_nodes": plan.min_nodes or plan.nodes}
     for name, members in sizes.items():
         try:
-            plan.policy.check_members(members)
+            plan.aggregation.check_members(members)
         except PeerLost as error:
             remedy, _, _ = (error.remedy or "").partition(";")
             raise ConfigError(
-                f"too few members for the aggregate {plan.policy.aggregate}",
+                f"too few members for the aggregate {plan.aggregation.aggregate}",
                 given=f"{name} = {members}", expected=error.expected, remedy=remedy,
             ) from error  # fmt: skip
 
 
 def check_aggregate(plan: Plan) -> None:
     """Refuse an aggregate rule for methods that never combine all members' values."""
-    policy = plan.policy
+    aggregation = plan.aggregation
     without = not plan.method.has_mean
-    if without and (policy.aggregate != "mean" or policy.admission != "finite"):
+    if without and (aggregation.aggregate != "mean" or aggregation.admission != "finite"):
         raise ConfigError(
             f"{plan.outer} computes no mean of all members, so no rule applies",
-            given=f"aggregate = {policy.aggregate!r}, admission = {policy.admission!r}",
+            given=f"aggregate = {aggregation.aggregate!r}, admission = {aggregation.admission!r}",
             expected='aggregate = "mean" and admission = "finite"',
             remedy='a method with common rounds, e.g. preset = "diloco"',
         )
-    if without and policy.collective != "auto":
+    if without and aggregation.collective != "auto":
         raise ConfigError(
             f"{plan.outer} computes no mean of all members, so no collective applies",
-            given=f"collective = {policy.collective!r}", expected='collective = "auto"',
+            given=f"collective = {aggregation.collective!r}", expected='collective = "auto"',
             remedy='for per-step training over collectives: preset = "ddp"',
         )  # fmt: skip
 
 
 def check_sums(plan: Plan) -> None:
     """Refuse sums of parameter changes: the step would be too long and buffers would be summed."""
-    if plan.policy.aggregate == "sum":
+    if plan.aggregation.aggregate == "sum":
         raise ConfigError(
             "summing updates multiplies the step by the number of members",
             given=f'aggregate = "sum" with outer = {plan.outer!r}',

@@ -1,4 +1,4 @@
-"""Resolve `[strategy]` of a job file into a method, a codec and a policy. Loads no torch."""
+"""Resolve `[strategy]` of a job file into a method, a codec and an aggregation. Loads no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.config import StrategyTable, read_table
 from atoll.errors import ConfigError, unknown
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from atoll.methods.method import Method
 from atoll.methods.table import METHODS, PRESETS
 
@@ -56,7 +56,7 @@ class Resolved:
     """The outer strategy, with all its options."""
     inner: str = "local"
     codec: str = "fp32"
-    policy: GroupPolicy = field(default_factory=GroupPolicy)
+    aggregation: Aggregation = field(default_factory=Aggregation)
     """How the group combines the members' values."""
 
     @property
@@ -65,8 +65,8 @@ class Resolved:
         return self.method.name
 
     def names(self) -> dict[str, str]:
-        """Return the three names, and an unusual policy, for summaries."""
-        plain, words = GroupPolicy(), dataclasses.asdict(self.policy)
+        """Return the three names, and an unusual aggregation, for summaries."""
+        plain, words = Aggregation(), dataclasses.asdict(self.aggregation)
         unusual = {name: word for name, word in words.items() if word != getattr(plain, name)}
         return {"inner": self.inner, "outer": self.outer, "codec": self.codec} | unusual
 
@@ -115,12 +115,12 @@ def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
         and every > 0
     ):
         options |= outer_step(steps // every)
-    policy = GroupPolicy(
+    aggregation = Aggregation(
         aggregate=table.aggregate, collective=table.collective, admission=table.admission
     )
     return Resolved(
         inner=inner, method=read_method(outer, options | dict(table.options)),
-        codec=table.codec or preset.codec, policy=policy,
+        codec=table.codec or preset.codec, aggregation=aggregation,
     )  # fmt: skip
 
 

@@ -94,8 +94,8 @@ def _of_method(resolved: Resolved) -> Iterator[tuple[str, str]]:
     rows = [CODECS[word] for word in words if word in CODECS]
     if any(row.remembers or row.needs_allgather or row.name == "auto" for row in rows):
         yield f"codec = {resolved.codec!r}", 'a codec without a memory, e.g. "int8" or "fp16"'
-    if not resolved.policy.robust:
+    if not resolved.aggregation.robust:
         yield (
-            f"admission = {resolved.policy.admission!r}",
+            f"admission = {resolved.aggregation.admission!r}",
             'admission = "norms", so that no run starts from parameters of one member',
         )

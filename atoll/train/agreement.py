@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import ConfigError
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from atoll.strategies.compatibility import check
 from atoll.strategies.resolve import Resolved, resolve_outer, without_shared_steps
 from atoll.strategies.wrapped_optimizer import two_moments
@@ -14,16 +14,18 @@ from atoll.strategies.wrapped_optimizer import two_moments
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The options of an outer strategy, a codec, the group's policy and the run's last step."""
+    """The options of an outer strategy, a codec, the aggregation and the run's last step."""
 
     options: Any
     codec: str
-    policy: GroupPolicy
+    aggregation: Aggregation
     steps: int
     """0: unknown."""
 
     @classmethod
-    def of(cls, outer: str | object, *, steps: int, codec: str, policy: GroupPolicy) -> Agreement:
+    def of(
+        cls, outer: str | object, *, steps: int, codec: str, aggregation: Aggregation
+    ) -> Agreement:
         """Parse the arguments of `run.wrap`.
 
         Raises:
@@ -36,7 +38,7 @@ class Agreement:
             )  # fmt: skip
         found = resolve_outer(outer, codec=codec, steps=steps or None)
         options, name = without_shared_steps(*found)
-        return cls(options, name, policy, steps)
+        return cls(options, name, aggregation, steps)
 
     @property
     def name(self) -> str:
@@ -77,4 +79,4 @@ class Agreement:
             )
         inner = "hybrid" if spread else "local"
         resolved = Resolved(method=self.options, inner=inner, codec=self.codec)
-        check(resolved, nodes=nodes, policy=self.policy)
+        check(resolved, nodes=nodes, aggregation=self.aggregation)

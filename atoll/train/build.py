@@ -36,7 +36,7 @@ from atoll.data.tuning.dataset import load_examples
 from atoll.data.tuning.options import ExampleOptions
 from atoll.devices.facts import check_dtypes
 from atoll.errors import ConfigError
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from atoll.models import (
     IMAGES,
     MODELS,
@@ -110,7 +110,7 @@ class Built:
     codec: Codec
     strategy: str
     """The name of the outer strategy."""
-    policy: GroupPolicy
+    aggregation: Aggregation
 
     def intervals(self, spec: JobSpec, *, peers: int) -> Intervals:
         """Return how often to evaluate and save."""
@@ -157,7 +157,7 @@ def build(
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
         model, dataset, shards, held_out, about_model(spec, dataset, model), task, schedule, outer,
-        codec, strategy=resolved.outer, policy=resolved.policy,
+        codec, strategy=resolved.outer, aggregation=resolved.aggregation,
     )  # fmt: skip
 
 

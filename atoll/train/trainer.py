@@ -143,7 +143,7 @@ class Trainer:
         if self._other_outer is not None:
             built = replace(built, outer=self._other_outer)
         self.built, self.task, self.outer, self.start = built, built.task, built.outer, start
-        self.group.policy = built.policy
+        self.group.aggregation = built.aggregation
         # Changes the model in place (precision, recomputation), so set up the strategy after it.
         self.inner = self._inner()
         if start.resume_round >= 0:

@@ -50,8 +50,8 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     """In a `resume`: indices of the pieces already received."""
     phase: int = 0
     """Number of the exchange within the epoch: a round may run several in sequence."""
-    policy: str = ""
-    """The reducer's aggregation policy; MUST be the same from every member."""
+    aggregation: str = ""
+    """How the reducer aggregates; MUST be the same from every member."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -66,7 +66,7 @@ def train(
         model, optimizer, member=run.member, last=plan["steps"], round=group.committed_round,
         paced=True, pace=pace,
     )  # fmt: skip
-    group.policy, outer = resolved.policy, resolved.build()
+    group.aggregation, outer = resolved.aggregation, resolved.build()
     outer.setup(task, group=group, codec=make_codec(resolved.codec))
     outer.begin(task)
     begun, sent = time.monotonic(), 0

@@ -27,9 +27,9 @@ import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 from atoll.checkpoint import DirectoryStore, Extras
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Work
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.island.peer_failure import is_peer_failure
 from atoll.strategies.base import Outer, extend_history_hash
 from atoll.strategies.inner import gather_scatter, sharded_optimizer
@@ -180,7 +180,7 @@ class FarGroup:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self.policy = GroupPolicy()
+        self.aggregation = Aggregation()
         self.members: tuple[str, ...] = ()
         self.epoch = self.committed_round = 0
         self.stopping = False

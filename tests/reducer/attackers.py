@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from atoll.codec.base import Codec
 from atoll.errors import AtollError, DeadlineExceeded
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group, Reduced, Work
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
-from atoll.group.policy import GroupPolicy
 from atoll.methods.every_step import EveryStep
 from tests.contracts.strategy_suite import Batch, Run, small_model, start_run
 from tests.patience import PATIENCE_S
@@ -90,13 +90,13 @@ def replayed(liar: Attacker) -> Tensor:
     return liar.sent[0]
 
 
-def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") -> float:
+def train(aggregation: Aggregation, attack: Attack | None, *, codec: str = "fp32") -> float:
     """Return the loss of an honest member on fresh data; infinite if the training broke down."""
     # No grace: who is slow must not be left out, because a rule that drops two needs all honest
     # ones when both liars are gone. No member waits for these, they close their group.
     groups = MemoryGroups(MEMBERS, timeout_s=PATIENCE_S)
     for group in groups:
-        group.policy = policy
+        group.aggregation = aggregation
         if attack is not None and int(group.me[1:]) >= MEMBERS - BAD:
             group.__class__ = type("Liar", (Attacker,), {"attack": staticmethod(attack)})
 
@@ -133,10 +133,12 @@ def main() -> None:
     print("| rule | " + " | ".join(a.__name__ if a else "nobody" for a in attacks) + " |")
     print("|---" * (1 + len(attacks)) + "|")
     rules = ["mean", "median", "trimmed:2", "krum:2", "multi-krum:2", "clip:0.5:3"]
-    policies = [GroupPolicy(aggregate=rule) for rule in [*rules, "geometric-median"]]
-    for policy in [*policies, GroupPolicy(admission="norms")]:
-        name = policy.aggregate if policy.admission == "finite" else "mean, admission norms"
-        losses = [train(policy, attack) for attack in attacks]
+    aggregations = [Aggregation(aggregate=rule) for rule in [*rules, "geometric-median"]]
+    for aggregation in [*aggregations, Aggregation(admission="norms")]:
+        name = (
+            aggregation.aggregate if aggregation.admission == "finite" else "mean, admission norms"
+        )
+        losses = [train(aggregation, attack) for attack in attacks]
         cells = [f"{loss:.3f}" if loss < 1e3 else "broken" for loss in losses]
         print(f"| {name} | " + " | ".join(cells) + " |")
 

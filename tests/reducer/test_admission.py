@@ -10,13 +10,13 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError, LossNotFinite, PeerRefused
 from atoll.reducer.admission import Admitted, Candidate, admit
+from atoll.reducer.aggregation import parse_admission
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
 from atoll.reducer.norm_history import MAX_HISTORIES, History
-from atoll.reducer.policies import parse_admission
 
 FP32 = make_codec("fp32")
-POLICY = "mean/norms/x"
+NORMS = "mean/norms/x"
 
 
 def judged(
@@ -84,9 +84,9 @@ def test_liar_about_tokens_does_not_turn_the_mean_of_three() -> None:
     vectors = {"w0": torch.ones(8), "w1": torch.ones(8), "w2": -torch.ones(8)}
     weights = {"w0": 1.0, "w1": 1.0, "w2": 1e9}
     shares = [
-        Share(m, FP32.encode(v, key=m), weights[m], policy=POLICY) for m, v in vectors.items()
+        Share(m, FP32.encode(v, key=m), weights[m], aggregation=NORMS) for m, v in vectors.items()
     ]
-    found = combine(shares, codec=FP32, policy=POLICY, memory=NormHistory())
+    found = combine(shares, codec=FP32, aggregation=NORMS, memory=NormHistory())
     torch.testing.assert_close(FP32.decode(found.packet), torch.full((8,), 1.0 / 3.0))
 
 
@@ -144,8 +144,8 @@ def vectors(n: int, *, seed: int = 0) -> list[Tensor]:
 
 
 def combined(xs: Sequence[Tensor], memory: NormHistory, *, round_: int = 0) -> Mean:
-    given = [Share(f"w{i}", FP32.encode(x), 3.0 + i, policy=POLICY) for i, x in enumerate(xs)]
-    return combine(given, codec=FP32, policy=POLICY, memory=memory, round_=round_)
+    given = [Share(f"w{i}", FP32.encode(x), 3.0 + i, aggregation=NORMS) for i, x in enumerate(xs)]
+    return combine(given, codec=FP32, aggregation=NORMS, memory=memory, round_=round_)
 
 
 def test_with_nobody_rejected_it_is_the_plain_mean_to_the_bit() -> None:
@@ -177,7 +177,7 @@ def test_attempts_of_one_round_count_as_one_strike() -> None:
     xs, memory = vectors(4), NormHistory()
     for _ in range(8):
         combined([*xs, 100 * xs[0]], memory, round_=5)
-    assert memory.before(POLICY, 6).strikes == {"w4": (5,)}
+    assert memory.before(NORMS, 6).strikes == {"w4": (5,)}
 
 
 def test_memory_is_bounded_and_forgets_what_was_not_used() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from tests.contracts.strategy_suite import small_model
 from tests.reducer.attackers import flipped, huge, little, nan, replayed, samples, train
 from tests.tiers import sampled
@@ -30,7 +30,7 @@ SHORT = [*zip(ROBUST, itertools.cycle([flipped, replayed, little]), strict=False
 
 @cache
 def honest_loss() -> float:
-    return train(GroupPolicy(), None)
+    return train(Aggregation(), None)
 
 
 def test_honest_members_learn_something() -> None:
@@ -41,16 +41,16 @@ def test_honest_members_learn_something() -> None:
 
 
 def test_the_plain_mean_leaves_out_what_is_absurd() -> None:
-    assert train(GroupPolicy(), huge) < 1.1 * honest_loss()
+    assert train(Aggregation(), huge) < 1.1 * honest_loss()
 
 
 @pytest.mark.parametrize("attack", [flipped, replayed])
 def test_the_plain_mean_breaks(attack: object) -> None:
-    assert train(GroupPolicy(), attack) > 1.5 * honest_loss()  # type: ignore[arg-type]
+    assert train(Aggregation(), attack) > 1.5 * honest_loss()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("policy", "attack"),
+    ("aggregation", "attack"),
     sampled(
         itertools.product(ROBUST, ATTACKS),
         lambda case: case in SHORT,
@@ -59,9 +59,9 @@ def test_the_plain_mean_breaks(attack: object) -> None:
     ids=lambda part: next(iter(part.values())) if isinstance(part, dict) else part.__name__,
 )
 def test_robust_rules_stay_within_a_tenth_of_the_honest_loss(
-    policy: dict[str, str], attack: object
+    aggregation: dict[str, str], attack: object
 ) -> None:
-    assert train(GroupPolicy(**policy), attack) < 1.1 * honest_loss()  # type: ignore[arg-type]
+    assert train(Aggregation(**aggregation), attack) < 1.1 * honest_loss()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("attack", [flipped, nan, huge, replayed])
@@ -71,16 +71,16 @@ def test_krum_withstands_all_but_a_little(attack: object) -> None:
 
     That is known (Baruch et al. 2019); it costs more than a tenth and does not break the training.
     """
-    assert train(GroupPolicy(aggregate="krum:2"), attack) < 1.1 * honest_loss()  # type: ignore[arg-type]
-    assert train(GroupPolicy(aggregate="krum:2"), little) < 1.5 * honest_loss()
+    assert train(Aggregation(aggregate="krum:2"), attack) < 1.1 * honest_loss()  # type: ignore[arg-type]
+    assert train(Aggregation(aggregate="krum:2"), little) < 1.5 * honest_loss()
 
 
-@pytest.mark.parametrize("policy", [*ROBUST, {"aggregate": "krum:2"}], ids=str)
+@pytest.mark.parametrize("aggregation", [*ROBUST, {"aggregate": "krum:2"}], ids=str)
 @pytest.mark.every(4)
-def test_robust_rules_cost_little_where_all_are_honest(policy: dict[str, str]) -> None:
-    assert train(GroupPolicy(**policy), None) < 1.05 * honest_loss()
+def test_robust_rules_cost_little_where_all_are_honest(aggregation: dict[str, str]) -> None:
+    assert train(Aggregation(**aggregation), None) < 1.05 * honest_loss()
 
 
 def test_values_on_the_wire_may_be_coarse() -> None:
-    policy = GroupPolicy(aggregate="trimmed:2", admission="norms")
-    assert train(policy, flipped, codec="feedback(int8)") < 1.1 * honest_loss()
+    aggregation = Aggregation(aggregate="trimmed:2", admission="norms")
+    assert train(aggregation, flipped, codec="feedback(int8)") < 1.1 * honest_loss()

@@ -210,20 +210,20 @@ def test_absurd_values_are_left_out_by_name(bench: Bench, bad: float, weight: fl
     assert bench.result(BAD) is not None, "it takes part, only its values do not"
 
 
-@pytest.mark.parametrize("policy", ["", "median/finite/x"])
-def test_damaged_sparse_packet_excludes_only_its_member(bench: Bench, policy: str) -> None:
+@pytest.mark.parametrize("aggregation", ["", "median/finite/x"])
+def test_damaged_sparse_packet_excludes_only_its_member(bench: Bench, aggregation: str) -> None:
     for member in [BAD, *HEALTHY]:
         packet = make_codec("topk:0.1").encode(vector(member), key="x")
         data = bytearray(packet.data)
         if member == BAD:
             data[:4000] = b"\xff" * 4000
         for index, piece in enumerate(pieces(data)):
-            bench.send(member, head_of(packet, index=index, policy=policy), piece)
+            bench.send(member, head_of(packet, index=index, aggregation=aggregation), piece)
     found = bench.result("w1")
     assert found is not None, bench.endpoint.events
     assert found[1] == HEALTHY
     assert len(bench.refused(BAD)) == 1
-    if not policy:
+    if not aggregation:
         assert "positions in a sparse packet are damaged" in bench.refused(BAD)[0]
         assert [head.kind for head, _ in bench.endpoint.said[BAD]] == ["refused"]
 

@@ -12,25 +12,29 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, PeerLost
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
+from atoll.reducer.aggregation import members_needed, parse_aggregate
 from atoll.reducer.buckets import buckets_of
 from atoll.reducer.combine import NormHistory, averaged, combine
 from atoll.reducer.mean import Share
-from atoll.reducer.policies import members_needed, parse_aggregate
 
 FP32 = make_codec("fp32")
 ROBUST = ["median", "trimmed:1", "krum:1", "multi-krum:1", "clip:0.5", "geometric-median"]
 
 
 def shares(xs: list[Tensor], aggregate: str) -> list[Share]:
-    policy = f"{aggregate}/finite/delta"
-    return [Share(f"w{i}", FP32.encode(x), 1.0, policy=policy) for i, x in enumerate(xs)]
+    aggregation = f"{aggregate}/finite/delta"
+    return [Share(f"w{i}", FP32.encode(x), 1.0, aggregation=aggregation) for i, x in enumerate(xs)]
 
 
 def result(xs: list[Tensor], aggregate: str, *, round_: int = 0) -> Tensor:
-    policy = f"{aggregate}/finite/delta"
+    aggregation = f"{aggregate}/finite/delta"
     found = averaged(
-        shares(xs, aggregate), codec=FP32, policy=policy, memory=NormHistory(), round_=round_
+        shares(xs, aggregate),
+        codec=FP32,
+        aggregation=aggregation,
+        memory=NormHistory(),
+        round_=round_,
     )
     return found.vector
 
@@ -71,12 +75,12 @@ def test_a_rule_in_buckets_has_one_canonical_form(text: str, spec: str, needed: 
 )  # fmt: skip
 def test_buckets_of_nothing_sensible_are_refused(text: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
-        GroupPolicy(aggregate=text)
+        Aggregation(aggregate=text)
 
 
 def test_buckets_need_the_place_that_sees_all_contributions() -> None:
-    assert not GroupPolicy(aggregate="median").needs_reducer
-    assert GroupPolicy(aggregate="bucket:2:median").needs_reducer
+    assert not Aggregation(aggregate="median").needs_reducer
+    assert Aggregation(aggregate="bucket:2:median").needs_reducer
 
 
 def test_too_few_for_the_rule_in_buckets_are_told_so() -> None:
@@ -130,11 +134,13 @@ def test_buckets_of_one_are_the_rule_to_the_bit(rule: str) -> None:
 @pytest.mark.parametrize("rule", ROBUST)
 def test_result_bits_do_not_depend_on_arrival_order(rule: str) -> None:
     given = shares(vectors(9), f"bucket:2:{rule}")
-    policy = f"bucket:2:{rule}/finite/delta"
-    first = combine(given, codec=FP32, policy=policy, memory=NormHistory(), round_=3)
-    again = combine(given, codec=FP32, policy=policy, memory=NormHistory(), round_=3)
+    aggregation = f"bucket:2:{rule}/finite/delta"
+    first = combine(given, codec=FP32, aggregation=aggregation, memory=NormHistory(), round_=3)
+    again = combine(given, codec=FP32, aggregation=aggregation, memory=NormHistory(), round_=3)
     assert first.packet.data == again.packet.data
-    turned = combine(given[::-1], codec=FP32, policy=policy, memory=NormHistory(), round_=3)
+    turned = combine(
+        given[::-1], codec=FP32, aggregation=aggregation, memory=NormHistory(), round_=3
+    )
     values = FP32.decode(first.packet), FP32.decode(turned.packet)
     assert torch.allclose(*values, atol=1e-6)
 

@@ -9,9 +9,9 @@ import torch
 
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.group.run_round import CommittedMean
 from atoll.hub.rounds import service
 from atoll.hub.scheduler import reducer_hosts
@@ -43,10 +43,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessWo
 
 def test_attacker_is_excluded_over_a_real_hub(world: ProcessWorld) -> None:
     """All are on one machine, yet the values go to the reducer, which sees all of them apart."""
-    policy = GroupPolicy(aggregate="geometric-median", admission="norms")
+    aggregation = Aggregation(aggregate="geometric-median", admission="norms")
 
     def member(group: Group) -> list[CommittedMean]:
-        group.policy = policy
+        group.aggregation = aggregation
         done = []
         for round_ in range(ROUNDS):
             xs = values(group.me, (SIZE,), seed=round_)
@@ -84,7 +84,7 @@ def test_too_many_attackers_stop_the_rounds(
     received = threading.Barrier(5)
 
     def member(group: Group) -> str:
-        group.policy = GroupPolicy(admission="norms")
+        group.aggregation = Aggregation(admission="norms")
         factor = 1e6 if group.me in ("w3", "w4") else 1.0
         group.join(PeriodReport(0, "base"))
         (x,) = values(group.me, (SIZE,))

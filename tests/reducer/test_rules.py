@@ -34,11 +34,11 @@ def vectors(n: int, size: int, *, seed: int = 0, offset: float = 1.0) -> list[Te
 
 
 def shares(
-    xs: Sequence[Tensor], policy: str, *, codec: Codec = FP32, weights: Sequence[float] = ()
+    xs: Sequence[Tensor], aggregation: str, *, codec: Codec = FP32, weights: Sequence[float] = ()
 ) -> list[Share]:
     chosen = list(weights) or [1.0] * len(xs)
     return [
-        Share(f"w{i}", codec.encode(x), weight, policy=policy)
+        Share(f"w{i}", codec.encode(x), weight, aggregation=aggregation)
         for i, (x, weight) in enumerate(zip(xs, chosen, strict=True))
     ]
 
@@ -46,9 +46,9 @@ def shares(
 def combined(
     xs: Sequence[Tensor], aggregate: str, *, codec: Codec = FP32, weights: Sequence[float] = ()
 ) -> Mean:
-    policy = f"{aggregate}/finite/x"
-    given = shares(xs, policy, codec=codec, weights=weights)
-    return combine(given, codec=codec, policy=policy, memory=NormHistory())
+    aggregation = f"{aggregate}/finite/x"
+    given = shares(xs, aggregation, codec=codec, weights=weights)
+    return combine(given, codec=codec, aggregation=aggregation, memory=NormHistory())
 
 
 def decoded(mean: Mean) -> Tensor:
@@ -87,11 +87,17 @@ def test_krum_takes_the_most_central_contribution(codec: str) -> None:
 
 
 def test_clipping_follows_the_formula_from_the_last_aggregate() -> None:
-    policy, memory = "clip:3:2/finite/x", NormHistory()
+    aggregation, memory = "clip:3:2/finite/x", NormHistory()
     start = torch.zeros(1000, dtype=torch.float64)
     for round_ in range(3):
         xs = vectors(4, 1000, seed=round_, offset=0.2)
-        found = combine(shares(xs, policy), codec=FP32, policy=policy, memory=memory, round_=round_)
+        found = combine(
+            shares(xs, aggregation),
+            codec=FP32,
+            aggregation=aggregation,
+            memory=memory,
+            round_=round_,
+        )
         for _ in range(2):
             pulls = [x.double() - start for x in xs]
             start = start + sum(p * min(1.0, 3 / float(p.norm())) for p in pulls) / 4
@@ -99,12 +105,14 @@ def test_clipping_follows_the_formula_from_the_last_aggregate() -> None:
 
 
 def test_an_attempt_that_was_not_committed_leaves_no_trace() -> None:
-    policy, memory = "clip:1/finite/x", NormHistory()
+    aggregation, memory = "clip:1/finite/x", NormHistory()
     first, other = vectors(3, 100), vectors(3, 100, seed=9, offset=-5.0)
 
     def at(xs: list[Tensor], round_: int) -> Tensor:
-        given = shares(xs, policy)
-        return decoded(combine(given, codec=FP32, policy=policy, memory=memory, round_=round_))
+        given = shares(xs, aggregation)
+        return decoded(
+            combine(given, codec=FP32, aggregation=aggregation, memory=memory, round_=round_)
+        )
 
     once = at(first, 0)
     assert torch.equal(at(other, 0), decoded(combined(other, "clip:1")))
@@ -181,12 +189,12 @@ def test_one_that_is_wrong_moves_the_result_little(aggregate: str, bad: float) -
 
 @pytest.mark.parametrize("codec", ["int8", "randomk:0.5"])
 def test_a_packet_that_cannot_be_decoded_is_left_out_alone(codec: str) -> None:
-    coder, policy = make_codec(codec), "median/finite/x"
+    coder, aggregation = make_codec(codec), "median/finite/x"
     coder.set_round(0)
-    given = shares(vectors(4, 600), policy, codec=coder)
+    given = shares(vectors(4, 600), aggregation, codec=coder)
     broken = replace(given[1].packet, data=bytes(given[1].packet.data)[:-8])
     given[1] = replace(given[1], packet=broken)
-    found = combine(given, codec=coder, policy=policy)
+    found = combine(given, codec=coder, aggregation=aggregation)
     assert found.contributors == ("w0", "w2", "w3")
     assert set(found.left_out) == {"w1"}
 
@@ -239,16 +247,21 @@ def test_those_found_out_are_no_longer_among_the_wrong_ones() -> None:
         combined(xs[:6], "krum:2")
 
 
-@pytest.mark.parametrize("policy", ["clip:1/finite/x", "mean/norms/x"])
-def test_what_remembers_needs_a_memory(policy: str) -> None:
+@pytest.mark.parametrize("aggregation", ["clip:1/finite/x", "mean/norms/x"])
+def test_what_remembers_needs_a_memory(aggregation: str) -> None:
     with pytest.raises(GroupError, match="needs the reducer"):
-        combine(shares(vectors(3, 5), policy), codec=FP32, policy=policy)
+        combine(shares(vectors(3, 5), aggregation), codec=FP32, aggregation=aggregation)
 
 
-def test_a_policy_that_is_none_is_refused() -> None:
-    for policy in ("median", "x" * 500, "medium/finite/x", "median/finit/x"):
+def test_an_aggregation_that_is_none_is_refused() -> None:
+    for aggregation in ("median", "x" * 500, "medium/finite/x", "median/finit/x"):
         with pytest.raises(ConfigError):
-            combine(shares(vectors(3, 5), policy), codec=FP32, policy=policy, memory=NormHistory())
+            combine(
+                shares(vectors(3, 5), aggregation),
+                codec=FP32,
+                aggregation=aggregation,
+                memory=NormHistory(),
+            )
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])

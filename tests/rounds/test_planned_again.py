@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from tests.rounds.rounds_by_hand import commit_all, join_all, rounds_of
 
 MEMBERS = ["w0", "w1", "w2"]
@@ -30,16 +30,16 @@ def test_an_interval_comes_with_all_later_verdicts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "codec", "expected"),
+    ("aggregation", "codec", "expected"),
     [
-        (GroupPolicy(), "fp32", "tree"),
-        (GroupPolicy(collective="ring"), "fp32", "tree"),
-        (GroupPolicy(), "int8:256", "auto"),  # partial sums would be rounded at every hop
-        (GroupPolicy(aggregate="median"), "fp32", "auto"),  # every value has to be seen
+        (Aggregation(), "fp32", "tree"),
+        (Aggregation(collective="ring"), "fp32", "tree"),
+        (Aggregation(), "int8:256", "auto"),  # partial sums would be rounded at every hop
+        (Aggregation(aggregate="median"), "fp32", "auto"),  # every value has to be seen
     ],
 )
 def test_a_planned_collective_holds_where_sums_can_travel(
-    policy: GroupPolicy, codec: str, expected: str
+    aggregation: Aggregation, codec: str, expected: str
 ) -> None:
-    assert policy.planned("tree", codec=codec).collective == expected
-    assert policy.planned("", codec=codec) == policy
+    assert aggregation.planned("tree", codec=codec).collective == expected
+    assert aggregation.planned("", codec=codec) == aggregation

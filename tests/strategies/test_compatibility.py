@@ -11,7 +11,7 @@ import pytest
 from atoll.codec.registry import make_codec
 from atoll.config import StrategyTable, parse_spec
 from atoll.errors import ConfigError
-from atoll.group.policy import GroupPolicy
+from atoll.group.aggregation import Aggregation
 from atoll.methods.codecs import CODECS
 from atoll.methods.decentralized import is_grid
 from atoll.methods.table import METHODS, PRESETS
@@ -33,13 +33,13 @@ def refusal(
     nodes: int = 4,
     min_nodes: int = 0,
     route: str = "auto",
-    policy: GroupPolicy | None = None,
+    aggregation: Aggregation | None = None,
     **options: Any,
 ) -> ConfigError:
     """Return the error that a combination ends in."""
     resolved = chosen(outer, codec, **options)
     with pytest.raises(ConfigError) as caught:
-        check(resolved, nodes=nodes, min_nodes=min_nodes, route=route, policy=policy)
+        check(resolved, nodes=nodes, min_nodes=min_nodes, route=route, aggregation=aggregation)
     assert caught.value.given is not None
     assert caught.value.remedy
     return caught.value
@@ -53,16 +53,16 @@ def test_every_preset_is_let_through_as_it_comes(preset: str, nodes: int) -> Non
 
 @pytest.mark.parametrize("collective", ["ring", "butterfly", "tree", "hierarchical"])
 def test_sparse_codec_is_refused_where_packets_are_summed(collective: str) -> None:
-    policy = GroupPolicy(collective=collective)
+    aggregation = Aggregation(collective=collective)
     for codec in ("topk:0.01", "feedback(topk:0.1|int8)"):
-        error = refusal("every_step", codec, policy=policy)
+        error = refusal("every_step", codec, aggregation=aggregation)
         assert "which codec topk does not allow" in error.what
         assert 'collective = "auto"' in str(error.remedy)
-    assert "every hop" in refusal("every_step", "feedback(int8)", policy=policy).what
+    assert "every hop" in refusal("every_step", "feedback(int8)", aggregation=aggregation).what
     check(
         chosen("every_step"),
         nodes=4,
-        policy=policy,
+        aggregation=aggregation,
     )
     check(resolve(StrategyTable(preset="ddp", codec="topk:0.01")), nodes=4)
 
@@ -78,54 +78,61 @@ def test_codecs_that_gather_are_known_by_their_names() -> None:
     [("trimmed:1", 3), ("trimmed:2", 5), ("krum:1", 5), ("multi-krum:1:4", 5)],
 )
 def test_robust_rules_want_enough_members(aggregate: str, needed: int) -> None:
-    policy = GroupPolicy(aggregate=aggregate)
+    aggregation = Aggregation(aggregate=aggregate)
     resolved = resolve(StrategyTable(preset="diloco"))
-    check(resolved, nodes=needed, policy=policy)
-    error = refusal(nodes=needed - 1, policy=policy)
+    check(resolved, nodes=needed, aggregation=aggregation)
+    error = refusal(nodes=needed - 1, aggregation=aggregation)
     assert str(needed) in str(error.expected)
-    error = refusal(nodes=8, min_nodes=needed - 1, policy=policy)
+    error = refusal(nodes=8, min_nodes=needed - 1, aggregation=aggregation)
     assert f"min_nodes = {needed - 1}" in str(error.given)
 
 
 def test_what_is_offered_instead_of_a_rule_works() -> None:
-    error = refusal(nodes=4, policy=GroupPolicy(aggregate="krum:1"))
+    error = refusal(nodes=4, aggregation=Aggregation(aggregate="krum:1"))
     nearest = str(error.remedy).split(" works")[0]
-    check(resolve(StrategyTable()), nodes=4, policy=GroupPolicy(aggregate=nearest))
+    check(resolve(StrategyTable()), nodes=4, aggregation=Aggregation(aggregate=nearest))
 
 
 def test_robust_rules_want_vectors_that_can_be_compared() -> None:
-    error = refusal("diloco", "feedback(topk:0.1)", policy=GroupPolicy(aggregate="median"))
+    error = refusal("diloco", "feedback(topk:0.1)", aggregation=Aggregation(aggregate="median"))
     assert "randomk" in str(error.remedy)
     dense = chosen("diloco", "feedback(randomk:0.1)")
-    check(dense, nodes=4, policy=GroupPolicy(aggregate="median"))
+    check(dense, nodes=4, aggregation=Aggregation(aggregate="median"))
 
 
-@pytest.mark.parametrize("policy", [{"aggregate": "geometric-median"}, {"admission": "norms"}])
-def test_robust_rules_are_refused_where_nobody_sees_all(policy: dict[str, str]) -> None:
-    error = refusal(route="direct", policy=GroupPolicy(**policy))
+@pytest.mark.parametrize("aggregation", [{"aggregate": "geometric-median"}, {"admission": "norms"}])
+def test_robust_rules_are_refused_where_nobody_sees_all(aggregation: dict[str, str]) -> None:
+    error = refusal(route="direct", aggregation=Aggregation(**aggregation))
     assert 'route = "relay"' in str(error.remedy)
     for route in ("auto", "relay"):
-        check(resolve(StrategyTable()), nodes=4, route=route, policy=GroupPolicy(**policy))
-    check(resolve(StrategyTable()), nodes=4, route="direct", policy=GroupPolicy(aggregate="median"))
+        check(
+            resolve(StrategyTable()), nodes=4, route=route, aggregation=Aggregation(**aggregation)
+        )
+    check(
+        resolve(StrategyTable()),
+        nodes=4,
+        route="direct",
+        aggregation=Aggregation(aggregate="median"),
+    )
 
 
 def test_collectives_are_refused_over_the_relay() -> None:
-    error = refusal("every_step", route="relay", policy=GroupPolicy(collective="ring"))
+    error = refusal("every_step", route="relay", aggregation=Aggregation(collective="ring"))
     assert 'route = "auto"' in str(error.remedy)
 
 
 def test_only_gradients_are_summed_and_not_buffers() -> None:
-    policy = GroupPolicy(aggregate="sum")
+    aggregation = Aggregation(aggregate="sum")
     for outer in ("diloco", "every_step"):
-        assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
+        assert 'reduction = "sum"' in str(refusal(outer, aggregation=aggregation).remedy)
 
 
 @pytest.mark.parametrize(
     "outer", [name for name, method in METHODS.items() if not method().has_mean]
 )
 def test_methods_without_mean_take_no_rule_or_collective(outer: str) -> None:
-    for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
-        assert "no mean of all" in refusal(outer, policy=policy).what
+    for aggregation in (Aggregation(aggregate="median"), Aggregation(collective="ring")):
+        assert "no mean of all" in refusal(outer, aggregation=aggregation).what
 
 
 @pytest.mark.parametrize("outer", METHODS)
@@ -230,7 +237,8 @@ def test_a_stage_refuses_codecs_with_a_common_state(codec: str) -> None:
 def _plan(resolved: Resolved) -> compatibility.Plan:
     return compatibility.Plan(
         method=resolved.method, codec=resolved.codec, nodes=2,
-        min_nodes=2, route="auto", policy=GroupPolicy(), optimizer="adamw", inner=resolved.inner,
+        min_nodes=2, route="auto", aggregation=Aggregation(), optimizer="adamw",
+        inner=resolved.inner,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.group.policy import COLLECTIVES as COLLECTIVE_NAMES
+from atoll.group.aggregation import COLLECTIVES as COLLECTIVE_NAMES
 from atoll.methods.codecs import CODECS, CodecRow
 from atoll.methods.method import Preset
 from atoll.methods.parts import ADMISSIONS, AGGREGATES, COLLECTIVES, Entry
@@ -68,10 +68,10 @@ def other_goldens() -> set[str]:
 
 
 def test_catalogue_is_complete() -> None:
-    from atoll.reducer import policies
+    from atoll.reducer import aggregation
 
-    assert set(AGGREGATES) == set(policies.AGGREGATES)
-    assert set(ADMISSIONS) == set(policies.ADMISSIONS)
+    assert set(AGGREGATES) == set(aggregation.AGGREGATES)
+    assert set(ADMISSIONS) == set(aggregation.ADMISSIONS)
     assert set(COLLECTIVES) == set(COLLECTIVE_NAMES)
 
 

@@ -15,9 +15,9 @@ from torch.amp import GradScaler
 import atoll
 from atoll.checkpoint import DirectoryStore, Extras, adopt, resume
 from atoll.errors import ConfigError
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.policy import GroupPolicy
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
@@ -236,6 +236,6 @@ def test_the_states_of_other_optimizers_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_optimizers_of_an_island_are_refused() -> None:
-    agreement = Agreement.of("diloco", steps=0, codec="", policy=GroupPolicy())
+    agreement = Agreement.of("diloco", steps=0, codec="", aggregation=Aggregation())
     with pytest.raises(ConfigError, match="an island trains with one optimizer"):
         agreement.check(again=False, nodes=2, spread=True, optimizers=2)

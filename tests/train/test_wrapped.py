@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import atoll
 from atoll.errors import ConfigError
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.policy import GroupPolicy
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
@@ -160,10 +160,10 @@ def test_before_anything_is_wrapped_there_is_nothing_agreed(tmp_path: Path) -> N
     assert torch.equal(vector(model), ahead)
 
 
-def test_the_policy_of_the_group_is_set_before_the_first_round(tmp_path: Path) -> None:
+def test_the_aggregation_is_set_before_the_first_round(tmp_path: Path) -> None:
     run = make_run(tmp_path, MemoryGroups(1)[0])
     model = small_model()
     with pytest.raises(ConfigError, match="did you mean 'ring'"):
         run.wrap(model, sgd(model), outer="ddp", collective="rign")
     run.wrap(model, sgd(model), outer="ddp", collective="butterfly")
-    assert run.group.policy == GroupPolicy(collective="butterfly")
+    assert run.group.aggregation == Aggregation(collective="butterfly")

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupError, PeerRefused
+from atoll.group.aggregation import Aggregation
 from atoll.group.collectives.adding import SUMS
 from atoll.group.collectives.bounded_process_group import BoundedProcessGroup as BoundedProcessGroup
 from atoll.group.collectives.bounded_process_group import Exchanged as Exchanged
 from atoll.group.collectives.bounded_process_group import TransferCounters
 from atoll.group.collectives.star import star
 from atoll.group.collectives.topology import partition
-from atoll.group.policy import GroupPolicy
 from atoll.reducer.block_view import Sliceable
 from atoll.reducer.combine import combine
 from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
@@ -37,7 +37,7 @@ from atoll.wire.frames import Buffer
 _HEAD = struct.Struct("!d")
 """Precedes every chunk: the sender's weight, NaN if its values are not usable."""
 
-PLAIN = GroupPolicy()
+PLAIN = Aggregation()
 
 ALIGNMENT = 1024
 """Chunks are multiples of this many elements, besides the codec's block."""
@@ -50,9 +50,9 @@ def weighted_mean(
     codec: Codec,
     weight: float,
     key: str,
-    policy: GroupPolicy = PLAIN,
+    aggregation: Aggregation = PLAIN,
 ) -> Exchanged:
-    """Return the mean (or, by policy, another aggregate) of all members' values.
+    """Return the mean (or, by other rules, another aggregate) of all members' values.
 
     `vector` are the own values, float32, shape (n,). Values that are not finite are left out.
     Without any weight the result has weight 0.
@@ -60,17 +60,19 @@ def weighted_mean(
     Raises:
         PeerRefused: a member sent unusable values.
         PeerLost: the aggregate needs more members.
-        ConfigError: the collective cannot carry the codec, or the policy needs the reducer.
+        ConfigError: the collective cannot carry the codec, or the aggregation needs the reducer.
     """
-    policy.check_direct()
-    policy.check_codec(codec.spec)
+    aggregation.check_direct()
+    aggregation.check_codec(codec.spec)
     usable = is_weight(weight) and _survives(vector, codec.base)
-    share = Share(wires.members[wires.rank], Packet(b"", "", ()), weight, policy=policy.spec(key))
-    if policy.collective == "star":
+    share = Share(
+        wires.members[wires.rank], Packet(b"", "", ()), weight, aggregation=aggregation.spec(key)
+    )
+    if aggregation.collective == "star":
         packet = codec.encode(vector, key=key) if usable else codec.base.encode(vector, key=key)
         return star(wires, replace(share, packet=packet), codec=codec.base, usable=usable)
-    if codec.base.spec == "fp32" and codec.base is codec and not policy.robust:
-        return _all_reduce(wires, vector, weight=weight, usable=usable, policy=policy)
+    if codec.base.spec == "fp32" and codec.base is codec and not aggregation.robust:
+        return _all_reduce(wires, vector, weight=weight, usable=usable, aggregation=aggregation)
     return _all_to_all(wires, vector, share, codec=codec, usable=usable, key=key)
 
 
@@ -133,7 +135,12 @@ def _refused(contributors: Sequence[str]) -> PeerRefused:
 
 
 def _all_reduce(
-    wires: BoundedProcessGroup, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
+    wires: BoundedProcessGroup,
+    vector: Tensor,
+    *,
+    weight: float,
+    usable: bool,
+    aggregation: Aggregation,
 ) -> Exchanged:
     """All-reduce in fp32; each member's weight and usability travel in extra elements.
 
@@ -146,14 +153,14 @@ def _all_reduce(
         torch.mul(vector, weight, out=wire[:size])
         wire[size + 2 * wires.rank] = weight
         wire[size + 2 * wires.rank + 1] = 1.0
-    moved = _summed(wires, wire, policy.collective)
+    moved = _summed(wires, wire, aggregation.collective)
     table = wire[size:].view(n, 2).tolist()
     weights = [weight if present else math.nan for weight, present in table]
     contributors, total = _split(weights, wires.members)
     if not total > 0:
         return _nothing(size, contributors, moved)
     mean = wire[:size].div_(total)
-    if policy.rule.name == "sum":
+    if aggregation.rule.name == "sum":
         mean.mul_(sum(weight > 0 for weight in weights))
     if not is_finite(mean):
         raise _refused(contributors)
@@ -189,9 +196,11 @@ def _all_to_all(
     if not total > 0:
         return _nothing(vector.numel(), contributors, TransferCounters(moved_out, moved_in))
     usable_shares = [
-        replace(share, policy=own.policy) for share in shares if not math.isnan(share.weight)
+        replace(share, aggregation=own.aggregation)
+        for share in shares
+        if not math.isnan(share.weight)
     ]
-    mean = combine(usable_shares, codec=base, policy=own.policy)
+    mean = combine(usable_shares, codec=base, aggregation=own.aggregation)
     if mean.left_out:
         # Owners of other chunks do not know this; the relay can leave the member out everywhere.
         error = next(iter(mean.left_out.values()))

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from atoll.errors import unknown
+from atoll.group.aggregation import COLLECTIVES
 from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_positions
-from atoll.group.policy import COLLECTIVES
 
 WIDTH = 4
 """Bytes of an element in partial sums."""

@@ -59,7 +59,9 @@ def _collected(wires: BoundedProcessGroup, own: Share) -> list[Share]:
     for member, row in zip(wires.members[1:], incoming, strict=True):
         data = memoryview(_numpy(row))
         packet = replace(own.packet, data=data[_WEIGHT.size :])
-        shares.append(Share(member, packet, _WEIGHT.unpack_from(data)[0], policy=own.policy))
+        shares.append(
+            Share(member, packet, _WEIGHT.unpack_from(data)[0], aggregation=own.aggregation)
+        )
     return shares
 
 
@@ -72,7 +74,7 @@ def _combined(shares: Sequence[Share], codec: Codec) -> tuple[list[float], Mean 
     weights = [share.weight for share in shares]
     if not math.fsum(share.weight for share in usable) > 0:
         return weights, None
-    mean = combine(usable, codec=codec, policy=shares[0].policy)
+    mean = combine(usable, codec=codec, aggregation=shares[0].aggregation)
     named = set(mean.contributors)
     return [s.weight if s.member in named else math.nan for s in shares], mean
 

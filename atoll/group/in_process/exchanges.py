@@ -43,7 +43,7 @@ class Exchange:
         shares = [share for share in shares if share.member not in self.refused]
         try:
             self.mean = combine(
-                shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
+                shares, codec=make_codec(shares[0].packet.codec), aggregation=shares[0].aggregation,
                 memory=norms, round_=plan.round,
             )  # fmt: skip
             self.refused |= self.mean.refused

@@ -11,6 +11,7 @@ from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, GroupLeft
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import (
     AllToAllResult,
     Decidable,
@@ -25,7 +26,6 @@ from atoll.group.in_process.coordinator import Coordinator
 from atoll.group.in_process.exchanges import AttemptExchanges
 from atoll.group.in_process.servers import ServerRequest
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.group.routes.all_to_all import as_all_to_all_result
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.group.votes import agrees, check_not_left_behind, vote_on
@@ -51,7 +51,7 @@ class MemoryGroup:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.upload_s: float | None = None
-        self.policy = GroupPolicy()
+        self.aggregation = Aggregation()
         self._coordinator = coordinator
         self._attempt: AttemptExchanges | None = None
         self._exchanges = 0
@@ -109,7 +109,7 @@ class MemoryGroup:
         attempt, number = self._begin()
         shapes = [x.detach() for x in xs]
         if attempt.plan.route == "alone":
-            self.policy.check_members(1)
+            self.aggregation.check_members(1)
             from_me = flatten(xs)
             return Work.start(
                 lambda: self._alone(attempt, number, from_me, shapes, weight),
@@ -120,14 +120,14 @@ class MemoryGroup:
         codec.set_round(attempt.plan.round)
         if codec.needs_allgather:
             plan = attempt.plan
-            by = AllgatherMean(self.me, codec, self.policy.spec(key), plan.round, shapes)
+            by = AllgatherMean(self.me, codec, self.aggregation.spec(key), plan.round, shapes)
             given = by.messages(flatten(xs), key=key, members=plan.members)
             return Work.start(
                 lambda: by.reduced(self._all_to_all(attempt, number, given, weight)),
                 name=f"reduce-{self.me}",
             )
         packet = codec.encode(flatten(xs), key=key)
-        share = Share(self.me, packet, weight, policy=self.policy.spec(key))
+        share = Share(self.me, packet, weight, aggregation=self.aggregation.spec(key))
         return Work.start(
             lambda: self._exchange(attempt, number, share, shapes), name=f"reduce-{self.me}"
         )

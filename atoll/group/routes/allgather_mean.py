@@ -27,7 +27,7 @@ class AllgatherMean:
 
     me: str
     codec: Codec
-    policy: str
+    aggregation: str
     round: int
     like: Sequence[Tensor]
     """Tensors in the shapes of the result."""
@@ -44,7 +44,12 @@ class AllgatherMean:
             PeerRefused: a member did not send exactly one vector.
         """
         shares = [
-            Share(member, _only(member, got.packets.get(member, ())), weight, policy=self.policy)
+            Share(
+                member,
+                _only(member, got.packets.get(member, ())),
+                weight,
+                aggregation=self.aggregation,
+            )
             for member, weight in got.weights.items()
         ]
         odd = minority(shares)
@@ -52,7 +57,7 @@ class AllgatherMean:
             raise odd[self.me]
         mean = averaged(
             [share for share in shares if share.member not in odd], codec=self.codec,
-            policy=self.policy, round_=self.round,
+            aggregation=self.aggregation, round_=self.round,
         )  # fmt: skip
         for member, error in (odd | mean.left_out).items():
             log.warning("left %s out of round %s: %s", member, self.round, error)

@@ -141,7 +141,7 @@ class DirectRoute:
             DirectGroup.of(request.plan),
             lambda wires: weighted_mean(
                 wires, request.vector, codec=request.codec, weight=request.weight,
-                key=request.key, policy=request.policy,
+                key=request.key, aggregation=request.aggregation,
             ),
             serial=request.serial,
             anew=request.phase == 0,

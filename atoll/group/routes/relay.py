@@ -98,7 +98,7 @@ class RelayExchange:
             kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=self._count,
             total_bytes=len(self._data), codec=packet.codec, sizes=list(packet.sizes),
             weight=share.weight, contributors=list(share.contributors or ()), phase=phase,
-            policy=share.policy,
+            aggregation=share.aggregation,
         )  # fmt: skip
         self._result: _Result | None = None
         self._under_way: list[Future[int]] = []

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.codec.base import Codec
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import PeerMessage
 from atoll.group.collectives.collectives import PLAIN
-from atoll.group.policy import GroupPolicy
 from atoll.wire.messages import RoundPlan
 
 
@@ -25,7 +25,7 @@ class ReduceRequest:
     weight: float
     key: str
     """Key of the codec's residual state."""
-    policy: GroupPolicy = PLAIN
+    aggregation: Aggregation = PLAIN
     serial: int
     """Return value of :meth:`Routes.begin` for its plan."""
     phase: int = 0

@@ -155,11 +155,11 @@ class Routes:
         weight: float,
         contributors: Sequence[str],
     ) -> RelayedMean:
-        plan, policy = request.plan, ""
+        plan, aggregation = request.plan, ""
         if isinstance(request, ReduceRequest):
-            policy = request.policy.spec(request.key)
+            aggregation = request.aggregation.spec(request.key)
         exchange = RelayExchange(
-            self._link, plan, Share(self._me, packet, weight, tuple(contributors), policy),
+            self._link, plan, Share(self._me, packet, weight, tuple(contributors), aggregation),
             phase=request.phase, deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
         )  # fmt: skip

@@ -203,7 +203,7 @@ def demand_of(
 
 
 def is_due(
-    policy: RestartPolicy,
+    relaunches: RestartPolicy,
     job: Job,
     process: Member,
     *,
@@ -213,13 +213,13 @@ def is_due(
     """Return whether a process that is not given up is launched again now.
 
     Args:
-        policy: Remembers since when it is missing.
+        relaunches: Remembers since when it is missing.
         job: Its job.
         process: A member or follower that has been launched and does not live.
         node_is_there: Its node is connected.
         may_return: Whether all members that have the state are lost; see `RestartPolicy.due`.
     """
-    return policy.due(
+    return relaunches.due(
         job.job, process, node_is_there=node_is_there,
         may_return=not is_follower(process.member) and may_return(),
         silent=may_live_unheard(job, process), program=failed_itself(process, job),

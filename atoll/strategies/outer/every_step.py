@@ -89,7 +89,7 @@ class EveryStepOuter(OuterDefaults):
         self._state = Flat.of(task)
         codec.set_shapes(self._state.shapes)
         self._scratch = self._state.new()
-        self._collective = group.policy.collective
+        self._collective = group.aggregation.collective
         self._rate.attach(task.optimizer)
         self.rejoin(task)
 

@@ -64,10 +64,10 @@ class ParameterServerOuter(ParameterServerState):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Use the current parameters as the common state."""
-        if group.policy.aggregate != "mean" or codec.spec.startswith("ef21"):
+        if group.aggregation.aggregate != "mean" or codec.spec.startswith("ef21"):
             raise ConfigError(
                 "parameter servers apply the pushes of single members on arrival",
-                given=f"aggregate = {group.policy.aggregate!r}, codec = {codec.spec!r}",
+                given=f"aggregate = {group.aggregation.aggregate!r}, codec = {codec.spec!r}",
                 expected='aggregate = "mean", and a codec with independent packets',
                 remedy='outer = "diloco" works with both',
             )

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError
+from atoll.group.aggregation import exactly
 from atoll.group.base import Group, Reduced
-from atoll.group.policy import exactly
 from atoll.group.run_round import CommittedMean
 from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.vectors.flat import Flat, real_view
@@ -42,7 +42,7 @@ def broadcast_start(
     average the half bytes of a digest of it, and their squares: the variance is zero exactly if all
     are equal. That costs 128 bytes, and suffices if all members used the same seed. Otherwise a
     second round compares the digests of single tensors, and copies those that differ bit for bit.
-    Under a robust policy nothing is copied: members that differ from the majority are rejected.
+    Under a robust rule nothing is copied: members that differ from the majority are rejected.
 
     Args:
         task: Its round is advanced.
@@ -52,7 +52,7 @@ def broadcast_start(
 
     Raises:
         ConfigError: the members have different models.
-        GroupError: this member differs, and the policy is robust.
+        GroupError: this member differs, and the aggregation is robust.
     """
     state = whole_state(task)
     tensors, rounds = list(state.values()), list[CommittedMean]()
@@ -67,7 +67,7 @@ def broadcast_start(
         rounds.append(compared)
         task.round += 1
         mean, squares = compared.reduced.tensors
-        if round_client.group.policy.robust:
+        if round_client.group.aggregation.robust:
             _check_with_most(mark, mean, task.member)
             return flat.read(), rounds
         differs = mean.square() != squares
@@ -175,7 +175,7 @@ def _check_with_most(mark: Tensor, most: Tensor, member: str) -> None:
     if not torch.equal(mark, most):
         raise GroupError(
             "this member starts from other parameters than most",
-            given=f"{member}, under a policy that does not adopt parameters",
+            given=f"{member}, under an aggregation that does not adopt parameters",
             expected="the same start on every member",
             remedy="build the model from the same seed, or load the same weights",
         )

@@ -98,7 +98,7 @@ class PathTrainer:
         self.device = choose(spec.job.device)
         resolved = check_job(spec)
         self.group = member.group_of(0)
-        self.group.policy = resolved.policy
+        self.group.aggregation = resolved.aggregation
         self.steps = phase_steps(resolved, steps=spec.train.steps)
         self.built = built = build(
             spec, member=member.name, slot=0, num_slots=self.layout.num_paths, device=self.device

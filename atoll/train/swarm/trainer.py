@@ -76,7 +76,7 @@ class SwarmTrainer:
         self._began = self._clock.monotonic()
         connection, swarm = enrolled.connection, spec.swarm
         self._group, me = connection.group, connection.group.me
-        self._group.policy = resolved.policy
+        self._group.aggregation = resolved.aggregation
         device = choose(spec.job.device)
         precision = options_on(spec, device).precision
         cut = StageCut(stages=swarm.stages, cuts=tuple(swarm.cuts), precision=precision)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError, PeerLost
+from atoll.group.aggregation import COLLECTIVES, Aggregation
 from atoll.group.collectives.adding import SUMS
 from atoll.group.collectives.collectives import BoundedProcessGroup, Exchanged, weighted_mean
 from atoll.group.collectives.costs import moved_bytes, wire_elements
-from atoll.group.policy import COLLECTIVES, GroupPolicy
 from tests.group.meeting_place import Place, places
 from tests.patience import PATIENCE_S
 
@@ -39,10 +39,15 @@ def agreed(
     *,
     codec: str = "fp32",
     weight: float = 1.0,
-    **policy: str,
+    **aggregation: str,
 ) -> Exchanged:
     return weighted_mean(
-        wires, x, codec=make_codec(codec), weight=weight, key="x", policy=GroupPolicy(**policy)
+        wires,
+        x,
+        codec=make_codec(codec),
+        weight=weight,
+        key="x",
+        aggregation=Aggregation(**aggregation),
     )
 
 
@@ -241,11 +246,11 @@ def test_rules_by_coordinate_work_without_a_reducer(
 def test_rules_about_whole_vectors_are_never_applied_to_parts(
     place: Places, words: dict[str, str]
 ) -> None:
-    policy, codec = GroupPolicy(**words), make_codec("fp32")
+    aggregation, codec = Aggregation(**words), make_codec("fp32")
 
     def member(wires: BoundedProcessGroup) -> Exchanged:
         x = vector(wires.rank, 10)
-        return weighted_mean(wires, x, codec=codec, weight=1.0, key="x", policy=policy)
+        return weighted_mean(wires, x, codec=codec, weight=1.0, key="x", aggregation=aggregation)
 
     for error in place(3).run(member, timeout_s=PATIENCE_S):
         assert isinstance(error, ConfigError)

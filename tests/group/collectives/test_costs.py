@@ -5,9 +5,9 @@ import math
 import pytest
 
 from atoll.errors import ConfigError
+from atoll.group.aggregation import COLLECTIVES
 from atoll.group.collectives.costs import moved_bytes, seconds
 from atoll.group.collectives.topology import folded, group_size, tree_positions
-from atoll.group.policy import COLLECTIVES
 
 S = 4 * 9600
 """Bytes of a vector that 2, 3, 4, 5, 6, 8 and 16 divide."""

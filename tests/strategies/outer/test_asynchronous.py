@@ -257,6 +257,6 @@ def test_options_out_of_range_are_refused(options: Asynchronous) -> None:
 
 def test_robust_aggregation_is_refused() -> None:
     group = MemoryGroups(2)[0]
-    group.policy = type(group.policy)(aggregate="median")
+    group.aggregation = type(group.aggregation)(aggregate="median")
     with pytest.raises(ConfigError, match="diloco"):
         start_run(Asynchronous(), group, 0, begin=False)

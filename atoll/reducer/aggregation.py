@@ -1,11 +1,11 @@
-"""The syntax of policies: how members' vectors are aggregated, and which of them are admitted.
+"""The syntax of aggregations: how members' vectors are aggregated, and which of them are admitted.
 
   aggregate = "mean" | "sum" | "median" | "trimmed:F" | "krum:F" | "multi-krum:F[:M]"
            | "clip:TAU[:ROUNDS]" | "geometric-median"
   admission = "finite" | "norms[:K[:FLOOR]]"
 
 A robust aggregate may have the prefix `bucket:S:`, e.g. `bucket:2:krum:1`: the rule then sees the
-means of random groups of S members. Every contribution carries its policy as
+means of random groups of S members. Every contribution carries its aggregation as
 `AGGREGATE/ADMISSION/KEY`, so that a mismatch between members is detected; a plain mean is the
 empty text. Pure: no torch.
 """
@@ -20,8 +20,8 @@ from types import MappingProxyType
 
 from atoll.errors import ConfigError, PeerLost, unknown
 
-MAX_POLICY_CHARS = 200
-"""Longest policy accepted from the wire."""
+MAX_SPEC_CHARS = 200
+"""Longest aggregation accepted from the wire."""
 MAX_COUNT = 1_000_000
 """Largest number of members or rounds in a rule."""
 
@@ -193,7 +193,7 @@ def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class AggregationPolicy:
+class VectorAggregation:
     """How the contributions to one exchange are aggregated."""
 
     aggregate: Rule = Rule("mean")
@@ -210,17 +210,17 @@ class AggregationPolicy:
 
 
 @lru_cache(maxsize=64)  # members send the same text with each reduce
-def parse_policy(text: str) -> AggregationPolicy:
-    """Parse the policy of a contribution; raises ConfigError if it is malformed."""
+def parse_aggregation(text: str) -> VectorAggregation:
+    """Parse the aggregation of a contribution; raises ConfigError if it is malformed."""
     if not text:
-        return AggregationPolicy()
+        return VectorAggregation()
     parts = text.split("/", 2)
-    if len(text) > MAX_POLICY_CHARS or len(parts) != 3:
+    if len(text) > MAX_SPEC_CHARS or len(parts) != 3:
         raise ConfigError(
-            "this is not a valid policy", given=repr(text[:MAX_POLICY_CHARS]),
+            "this is not a valid aggregation", given=repr(text[:MAX_SPEC_CHARS]),
             expected="AGGREGATE/ADMISSION/KEY",
         )  # fmt: skip
-    return AggregationPolicy(parse_aggregate(parts[0]), parse_admission(parts[1]), parts[2])
+    return VectorAggregation(parse_aggregate(parts[0]), parse_admission(parts[1]), parts[2])
 
 
 def _parsed(role: str, text: str, table: Mapping[str, _Kind]) -> Rule:

@@ -10,10 +10,10 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.config import parse_spec
 from atoll.errors import AtollError, ConfigError, GroupError
+from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.period import PeriodReport
-from atoll.group.policy import GroupPolicy
 from atoll.hub.server import HubServer
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import DiLoCo
@@ -40,19 +40,19 @@ def node(hub: HubServer) -> Iterator[NodeInName]:
     node.link.close()
 
 
-def test_words_of_a_job_file_become_the_policy_and_are_shown() -> None:
+def test_words_of_a_job_file_become_the_aggregation() -> None:
     text = (
         '[strategy]\npreset = "diloco"\naggregate = "trimmed:1"\nadmission = "norms:3"\nevery = 9'
     )
     resolved = resolve(parse_spec(text).strategy)
-    assert resolved.policy == GroupPolicy(aggregate="trimmed:1", admission="norms:3")
+    assert resolved.aggregation == Aggregation(aggregate="trimmed:1", admission="norms:3")
     assert isinstance(resolved.method, DiLoCo)
     assert resolved.method.every == 9
     assert resolved.names() == {
         "inner": "local", "outer": "diloco", "codec": "feedback(int8)",
         "aggregate": "trimmed:1", "admission": "norms:3",
     }  # fmt: skip
-    assert resolve(parse_spec("[strategy]").strategy).policy == GroupPolicy()
+    assert resolve(parse_spec("[strategy]").strategy).aggregation == Aggregation()
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_typing_errors_are_answered_with_the_nearest_word(line: str, hint: str) 
         resolve(parse_spec(f"[strategy]\n{line}").strategy).build()
 
 
-def set_policy(group: Group, **words: str) -> Group:
-    group.policy = GroupPolicy(**words)
+def set_aggregation(group: Group, **words: str) -> Group:
+    group.aggregation = Aggregation(**words)
     return group
 
 
@@ -79,7 +79,7 @@ def test_per_step_collective_equals_training_in_memory(node: NodeInName, collect
     world, model = HubWorld(node, 3, route="direct"), wide_model()
 
     def member(group: Group) -> Run:
-        set_policy(group, collective=collective)
+        set_aggregation(group, collective=collective)
         run = start_run(EveryStep(), group, int(group.me[1:]), model=model)
         run.train(STEPS)
         return run
@@ -99,7 +99,7 @@ def test_coordinate_rules_train_direct_as_in_memory(node: NodeInName) -> None:
     world = HubWorld(node, 3, route="direct")
 
     def member(group: Group) -> Run:
-        set_policy(group, aggregate="median")
+        set_aggregation(group, aggregate="median")
         run = start_run(DiLoCo(every=2), group, int(group.me[1:]), codec="feedback(int8)")
         run.train(STEPS)
         assert {tuple(group.members)} == {("w0", "w1", "w2")}
@@ -113,11 +113,11 @@ def test_coordinate_rules_train_direct_as_in_memory(node: NodeInName) -> None:
     world.close()
 
 
-def test_under_a_robust_policy_who_starts_differently_is_refused() -> None:
+def test_under_a_robust_rule_who_starts_differently_is_refused() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Run:
-        set_policy(group, aggregate="median")
+        set_aggregation(group, aggregate="median")
         try:
             return start_run(
                 EveryStep(), group, 0, model=small_model(seed=8 if group.me == "w0" else 3)
@@ -141,7 +141,7 @@ def test_rule_with_too_few_members_waits() -> None:
     groups = MemoryGroups(5, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> str:
-        set_policy(group, aggregate="krum:1")
+        set_aggregation(group, aggregate="krum:1")
         run = start_run(EveryStep(), group, int(group.me[1:]))
         if group.me == "w4":
             group.close()

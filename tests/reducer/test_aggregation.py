@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, PeerLost
-from atoll.group.policy import GroupPolicy, exactly
+from atoll.group.aggregation import Aggregation, exactly
 from atoll.group.single import SingleGroup
-from atoll.reducer.policies import (
-    MAX_POLICY_CHARS,
-    AggregationPolicy,
+from atoll.reducer.aggregation import (
+    MAX_SPEC_CHARS,
     Rule,
+    VectorAggregation,
     fitted,
     members_needed,
     parse_aggregate,
-    parse_policy,
+    parse_aggregation,
 )
 from tests.patience import PATIENCE_S
 
@@ -61,31 +61,31 @@ def test_words_have_one_canonical_form(text: str, spec: str, needed: int) -> Non
 )
 def test_words_that_mean_nothing_are_refused(words: dict[str, str], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
-        GroupPolicy(**words)
+        Aggregation(**words)
 
 
-def test_what_a_policy_needs() -> None:
-    plain = GroupPolicy()
+def test_what_an_aggregation_needs() -> None:
+    plain = Aggregation()
     assert plain.spec("delta") == ""
     assert not plain.robust
-    assert not GroupPolicy(aggregate="sum").robust
-    median = GroupPolicy(aggregate="median", collective="star")
+    assert not Aggregation(aggregate="sum").robust
+    median = Aggregation(aggregate="median", collective="star")
     assert median.robust
     assert not median.needs_reducer
     assert median.spec("delta") == "median/finite/delta"
     for words in ({"aggregate": "krum:1"}, {"aggregate": "clip:1"}, {"admission": "norms"}):
-        assert GroupPolicy(**words).needs_reducer
-    assert GroupPolicy(admission="norms:3").spec("a/b") == "mean/norms:3/a/b"
-    assert parse_policy("mean/norms:3/a/b").key == "a/b"
+        assert Aggregation(**words).needs_reducer
+    assert Aggregation(admission="norms:3").spec("a/b") == "mean/norms:3/a/b"
+    assert parse_aggregation("mean/norms:3/a/b").key == "a/b"
 
 
-@given(st.text(max_size=MAX_POLICY_CHARS + 20))
-def test_whatever_comes_over_the_wire_is_a_policy_or_an_error(text: str) -> None:
+@given(st.text(max_size=MAX_SPEC_CHARS + 20))
+def test_any_text_on_the_wire_is_an_aggregation_or_an_error(text: str) -> None:
     try:
-        found = parse_policy(text)
+        found = parse_aggregation(text)
     except ConfigError:
         return
-    assert isinstance(found, AggregationPolicy)
+    assert isinstance(found, VectorAggregation)
 
 
 @given(st.integers(0, 5), st.integers(1, 20), st.integers(0, 6))
@@ -109,14 +109,14 @@ def test_deterministic_mode_is_scoped() -> None:
         ({"aggregate": "clip:1"}, "median"), ({"admission": "norms"}, "median"),
         ({"aggregate": "sum"}, "mean"), ({"collective": "ring"}, "mean"),
     ):  # fmt: skip
-        group.policy = before = GroupPolicy(**words)
+        group.aggregation = before = Aggregation(**words)
         with exactly(group):
-            assert group.policy == GroupPolicy(aggregate=inside)
-        assert group.policy is before
+            assert group.aggregation == Aggregation(aggregate=inside)
+        assert group.aggregation is before
 
 
-def test_reading_policies_loads_no_torch() -> None:
-    code = "import sys, atoll.group.policy; sys.exit('torch' in sys.modules)"
+def test_reading_aggregations_loads_no_torch() -> None:
+    code = "import sys, atoll.group.aggregation; sys.exit('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode
         == 0

@@ -1,4 +1,4 @@
-"""The aggregation policy of a group, equal on every member."""
+"""How a group aggregates values, equal on every member."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Protocol, TypedDict
 
 from atoll.errors import ConfigError, unknown
-from atoll.reducer.policies import (
+from atoll.reducer.aggregation import (
     ADDING,
-    AggregationPolicy,
     Rule,
+    VectorAggregation,
     check_members,
     is_by_coordinate,
     members_needed,
@@ -26,8 +26,8 @@ ADD_ON_THE_WAY = ("ring", "butterfly", "tree", "hierarchical")
 """Collectives that send partial sums: no member sees the values of another."""
 
 
-class PolicyOptions(TypedDict, total=False):
-    """Keywords of :class:`GroupPolicy`, for functions that pass them on."""
+class AggregationOptions(TypedDict, total=False):
+    """Keywords of :class:`Aggregation`, for functions that pass them on."""
 
     aggregate: str
     collective: str
@@ -35,7 +35,7 @@ class PolicyOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupPolicy:
+class Aggregation:
     """How values are aggregated, and how they travel on the direct route.
 
     Raises:
@@ -63,7 +63,7 @@ class GroupPolicy:
             )
         if self.needs_reducer and self.collective != "auto":
             raise ConfigError(
-                "this policy needs the reducer, which replaces the collective",
+                "this aggregation needs the reducer, which replaces the collective",
                 given=f"collective {self.collective} with aggregate {self.aggregate}, "
                 f"admission {self.admission}",
                 remedy='collective = "auto"',
@@ -99,10 +99,10 @@ class GroupPolicy:
 
     def spec(self, key: str) -> str:
         """Return the text sent with contributions to vector `key`; empty for a plain mean."""
-        return AggregationPolicy(self.rule, self._admission, key).spec
+        return VectorAggregation(self.rule, self._admission, key).spec
 
-    def planned(self, collective: str, *, codec: str) -> GroupPolicy:
-        """Return this policy with the collective of a plan, where partial sums are possible."""
+    def planned(self, collective: str, *, codec: str) -> Aggregation:
+        """Return this with the collective of a plan, where partial sums are possible."""
         if not collective or self.aggregate != "mean" or self.robust or codec != "fp32":
             return self
         return replace(self, collective=collective)
@@ -111,7 +111,7 @@ class GroupPolicy:
         """Raise ConfigError if a rule needs the reducer."""
         if self.needs_reducer:
             raise ConfigError(
-                "this policy needs the reducer, which sees all of every contribution",
+                "this aggregation needs the reducer, which sees all of every contribution",
                 given=f"aggregate {self.aggregate}, admission {self.admission} on the direct route",
                 expected='aggregate "median" or "trimmed:F", or a route through the hub',
                 remedy='route = "auto" or "relay" in [job]',
@@ -132,23 +132,23 @@ class GroupPolicy:
         check_members(self.rule, members)
 
 
-class HasPolicy(Protocol):
-    """A group with a policy."""
+class HasAggregation(Protocol):
+    """A group that aggregates."""
 
-    policy: GroupPolicy
+    aggregation: Aggregation
 
 
 @contextmanager
-def exactly(group: HasPolicy) -> Iterator[None]:
+def exactly(group: HasAggregation) -> Iterator[None]:
     """Let exchanges inside compare or copy values instead of combining updates.
 
     State comparisons (are all replicas equal? which codec?) are no updates, so admission by norms
-    does not apply, and only two rules preserve the values: the mean, or with a robust policy the
-    coordinate median, which keeps the equal values of a majority.
+    does not apply, and only two rules preserve the values: the mean, or where the rule is robust
+    the coordinate median, which keeps the equal values of a majority.
     """
-    before = group.policy
-    group.policy = GroupPolicy(aggregate="median" if before.robust else "mean")
+    before = group.aggregation
+    group.aggregation = Aggregation(aggregate="median" if before.robust else "mean")
     try:
         yield
     finally:
-        group.policy = before
+        group.aggregation = before
