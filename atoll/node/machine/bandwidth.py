@@ -67,10 +67,10 @@ def _direction(transfer: Callable[[int], float], monotonic: Callable[[], float])
 
 def own_address(url: str) -> str:
     """Return this machine's local address on the route to a hub, or ""; nothing is sent."""
-    target = hub_address(url)
+    hub = hub_address(url)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
-            target.host, target.port, type=socket.SOCK_DGRAM
+            hub.host, hub.port, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
