@@ -10,8 +10,9 @@ from atoll.errors import HubError, QueueFull
 from atoll.queues import InMemoryChannel, QueueRegistry
 from atoll.queues.queue import INLINE_BYTES
 from tests.node.running import until
+from tests.patience import PATIENCE_S
 
-BOUND_S = 60.0
+BOUND_S = PATIENCE_S
 
 
 def queues(channel: InMemoryChannel) -> QueueRegistry:

@@ -12,9 +12,10 @@ import torch
 from atoll.errors import ConfigError, DeadlineExceeded, LeaseEnded, QueueFull
 from atoll.hub.server import HubServer
 from atoll.queues import Item, Queue, QueueRegistry
+from tests.patience import PATIENCE_S
 from tests.queues.conftest import channel_to
 
-BOUND_S = 60.0
+BOUND_S = PATIENCE_S
 
 
 def test_what_is_put_is_claimed_in_order_and_acknowledged(registry: QueueRegistry) -> None:

@@ -7,8 +7,9 @@ import threading
 import torch
 
 from atoll.queues import Entry, QueueRegistry
+from tests.patience import PATIENCE_S
 
-BOUND_S = 60.0
+BOUND_S = PATIENCE_S
 
 
 def values(entries: list[Entry]) -> list[object]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from atoll.config import WorkerEnvironment, child_environment
+from atoll.hub.rounds import service
 from atoll.hub.scheduler import reducer_hosts
 from atoll.reducer.__main__ import main
 from tests.contracts.group_suite import assert_same_everywhere, one_round, together, values
@@ -40,6 +41,7 @@ class ProcessWorld(HubWorld):
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessWorld]:
     # Nothing here starts the process that the hub would ask for if this one took long to start.
     monkeypatch.setattr(reducer_hosts, "START_S", PATIENCE_S)
+    monkeypatch.setattr(service, "SILENT_S", PATIENCE_S)  # a member that is slow is waited for
     with start_hub(tmp_path) as hub:
         node = NodeInName(hub)
         world = ProcessWorld(node, 2, route="relay")

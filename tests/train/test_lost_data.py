@@ -5,6 +5,7 @@ Samples of steps that were lost with a process are given again; no others are.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class World:
     resume_round: int = -1
     stop_at: int = -1
     """Round at which the job is asked to stop."""
+    back: threading.Event = field(default_factory=threading.Event)
+    """A member has recovered, and the group waits for it."""
     _states: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,6 +81,13 @@ class World:
                 )
                 return Recovered(state.round, state.base, shared, inner, ["w0"], 0.0, 0, answer)
 
+        standing = group.standing
+
+        def stands(round_: int, **about: Any) -> None:
+            standing(round_, **about)
+            self.back.set()
+
+        group.standing = stands  # type: ignore[method-assign]
         client = RecoveryClient(group, fetch=fetch, server=server, announce=lambda _: None)
         run._enrolled = SimpleNamespace(  # type: ignore[assignment]
             late=late, replaced=False, recovery=client, store=self._reading, saver=self._saver,
@@ -182,12 +192,29 @@ def killed_at_round(found: World, member: str, round_: int) -> Callable[[Any], N
     return body
 
 
+def waits_from_round(found: World, group: Any, round_: int) -> None:
+    """Let a member join this round and later ones once the other one is back.
+
+    However late that one's thread is, the job is not over by then.
+    """
+    join = group.join
+
+    def patient(report: Any, **options: Any) -> Any:
+        if report.round >= round_:
+            assert found.back.wait(PATIENCE_S)
+        return join(report, **options)
+
+    group.join = patient
+
+
 @pytest.mark.parametrize("outer", [*OUTERS[:2], pytest.param(atoll.NoSync(every=3), id="alone")])
 def test_a_new_process_goes_on_at_the_committed_place(outer: Any, tmp_path: Path) -> None:
     found = world(tmp_path, outer)
     body = killed_at_round(found, "w1", 4)
 
     def replaced(group: Any) -> None:
+        if group.me == "w0":
+            waits_from_round(found, group, 4)
         try:
             body(group)
         except PeerLost:
@@ -216,6 +243,8 @@ def test_steps_of_a_member_left_behind_are_given_again(round_: int, tmp_path: Pa
                 return join(report, **options)
 
             group.join = frozen
+        else:
+            waits_from_round(found, group, round_ + 1)
         found.train(group)
 
     found.groups.together(body, timeout_s=PATIENCE_S)

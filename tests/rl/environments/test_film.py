@@ -15,9 +15,16 @@ from atoll.rl.environments import film as module
 from atoll.rl.environments.environment import make_environment, task_of
 from atoll.rl.environments.film import Recording, record
 from atoll.rl.nets.policy import Policy
+from tests.patience import PATIENCE_S
 from tests.rl.box2d import LANDER, NEEDS_BOX2D
 
 WORLD = "tests.rl.worlds:counter"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No episode ends early because the machine is busy."""
+    monkeypatch.setattr(module, "LONGEST_S", PATIENCE_S)
 
 
 def recorded(path: Path, env: str = WORLD, *, recurrent: int = 0, **options: Any) -> Recording:

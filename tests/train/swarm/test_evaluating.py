@@ -22,14 +22,21 @@ from tests.train.swarm.world import World, expected, held_out_of
 COUNT, BETWEEN, END = 6, 3, 5
 
 
-def world(members: int, *, stages: int = 2, steps: int = 4, name: str = "gpt") -> World:
-    found = World(
+def made(*, stages: int = 2, steps: int = 4, name: str = "gpt") -> World:
+    return World(
         name, SwarmSettings(stages, COUNT, rebalance_s=0), steps, evaluated_every=2,
         held_out=(BETWEEN, END),
     )  # fmt: skip
+
+
+def start(found: World, members: int) -> World:
     for number in range(members):
         found.start(f"w{number}")
     return found
+
+
+def world(members: int, **settings: Any) -> World:
+    return start(made(**settings), members)
 
 
 def whole_model(name: str, *, steps: int) -> Any:
@@ -70,18 +77,20 @@ def test_one_member_per_stage_measures_what_one_process_does(stages: int) -> Non
 
 
 def test_members_killed_in_an_evaluation_change_nothing() -> None:
-    found = world(6)
-    for stage in range(2):
+    found, victims = made(), [0, 1]
 
-        def kill_one(stage: int = stage) -> bool:
-            with found.changed:  # nothing is counted meanwhile
-                evaluations, step = found.ledger.evaluations, found.ledger.step
-                if not evaluations.counted or evaluations.complete(step):
-                    return False
-                found.kill(found.ledger.serving(stage)[-1].holder.member)
-                return True
+    def begun() -> bool:
+        evaluations, step = found.ledger.evaluations, found.ledger.step
+        return bool(evaluations.counted) and not evaluations.complete(step)
 
-        found.until(kill_one)
+    def kill_one() -> bool:
+        """Kill a member of each stage; return whether both are killed."""
+        if victims and begun():
+            found.kill(found.ledger.serving(victims.pop(0))[-1].holder.member)
+        return not victims
+
+    found.when(kill_one, then=lambda: None)
+    start(found, 6)
     found.wait()
     check_evaluations(found, within=1e-4)
 

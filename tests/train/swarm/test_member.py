@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,14 +16,21 @@ from tests.train.swarm.world import FREE_BYTES, World, expected
 STEPS, COUNT = 4, 6
 
 
-def world(
-    members: int, *, stages: int = 2, codec: str = "fp32", steps: int = STEPS, early: int = 0
+def made(
+    *, stages: int = 2, codec: str = "fp32", steps: int = STEPS, early: int = 0, save_every: int = 0
 ) -> World:
-    settings = SwarmSettings(stages, COUNT, rebalance_s=0, early=early)
-    found = World("gpt", settings, steps, codec)
+    settings = SwarmSettings(stages, COUNT, rebalance_s=0, early=early, save_every=save_every)
+    return World("gpt", settings, steps, codec)
+
+
+def start(found: World, members: int) -> World:
     for number in range(members):
         found.start(f"w{number}")
     return found
+
+
+def world(members: int, **settings: Any) -> World:
+    return start(made(**settings), members)
 
 
 def assert_close(found: World, *, within: float = 1e-4) -> None:
@@ -35,6 +45,30 @@ def assert_close(found: World, *, within: float = 1e-4) -> None:
     assert set(own) == set(parameters)
     for key, value in parameters.items():
         assert (own[key] - value).abs().max() <= within * value.abs().max(), key
+
+
+def kill_first(found: World, stage: int) -> None:
+    found.kill(found.ledger.serving(stage)[0].holder.member)
+
+
+def join_and_lose(found: World, *, after: int, until: int) -> None:
+    """Let two members join while three train, and kill one that drove until then.
+
+    The job rests at the latter step until they are there, and does not end before.
+    """
+    found.rests_at = until
+    start(found, 3)
+    found.until(lambda: found.ledger.step >= after)
+    found.start("w3")
+    found.start("w4")
+
+    def goes_on() -> None:
+        kill_first(found, 0)
+        found.rests_at = math.inf
+
+    found.when(
+        lambda: found.ledger.step >= until and len(found.ledger.serving(0)) >= 2, then=goes_on
+    )
 
 
 @pytest.mark.parametrize("stages", [1, 3])
@@ -69,20 +103,19 @@ def test_early_microbatches_use_the_weights_before(members: int, stages: int, ea
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.every(2)
 def test_a_kill_does_not_change_what_is_early(stage: int) -> None:
-    found = world(4, early=3, steps=6)
-    found.until(lambda: found.ledger.step >= 2 and found.ledger.steps.ahead[stage].counted)
-    found.kill(found.ledger.serving(stage)[0].holder.member)
+    found = made(early=3, steps=6)
+    found.when(
+        lambda: found.ledger.step >= 2 and found.ledger.steps.ahead[stage].counted,
+        then=lambda: kill_first(found, stage),
+    )
+    start(found, 4)
     found.wait()
     assert_close(found)
 
 
 def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
-    found = world(3, early=3, steps=8)
-    found.until(lambda: found.ledger.step >= 2)
-    found.start("w3")
-    found.start("w4")
-    found.until(lambda: found.ledger.step >= 4 and len(found.ledger.serving(0)) >= 2)
-    found.kill(found.ledger.serving(0)[0].holder.member)
+    found = made(early=3, steps=8)
+    join_and_lose(found, after=2, until=4)
     found.wait()
     assert found.recovered
     assert_close(found)
@@ -91,10 +124,12 @@ def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.every(2)
 def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> None:
-    found = world(4)
-    found.until(lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted)
-    victim = next(m.holder.member for m in found.ledger.serving(stage))
-    found.kill(victim)
+    found = made()
+    found.when(
+        lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted,
+        then=lambda: kill_first(found, stage),
+    )
+    start(found, 4)
     found.wait()
     assert_close(found)
 
@@ -102,40 +137,40 @@ def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> Non
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.every(2)
 def test_a_copy_of_a_killed_members_sum_is_taken_over(stage: int) -> None:
-    found = world(4)
+    found = made()
 
-    def kill_one_with_a_copy() -> bool:
-        with found.changed:  # nothing is counted meanwhile
-            count = found.ledger.counts[stage]
-            copied = [holder.member for holder, copy in count.copies.items() if copy.shares]
-            if not copied or count.agreed_by:
-                return False
-            found.kill(copied[0])
-            assert any(share.copy for share in count.log)
-            return True
+    def copied() -> list[str]:
+        count = found.ledger.counts[stage]
+        with_copies = [holder.member for holder, copy in count.copies.items() if copy.shares]
+        return with_copies if not count.agreed_by else []
 
-    found.until(kill_one_with_a_copy)
+    def kill_one_with_a_copy() -> None:
+        count = found.ledger.counts[stage]
+        found.kill(copied()[0])
+        assert any(share.copy for share in count.log)
+
+    found.when(copied, then=kill_one_with_a_copy)
+    start(found, 4)
     found.wait()
     assert_close(found)
 
 
 def test_members_join_and_a_killed_driver_is_replaced() -> None:
-    found = world(3, steps=6)
-    found.until(lambda: found.ledger.step >= 1)
-    found.start("w3")
-    found.start("w4")
-    found.until(lambda: found.ledger.step >= 3 and len(found.ledger.serving(0)) >= 2)
-    found.kill(found.ledger.serving(0)[0].holder.member)
+    found = made(steps=6)
+    join_and_lose(found, after=1, until=3)
     found.wait()
     assert_close(found)
     assert {member.step for name, member in found.members.items() if name not in found.lost} == {6}
 
 
 def test_a_stage_without_members_waits_for_one() -> None:
-    found = world(2)
-    found.until(lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted)
-    found.kill(found.ledger.serving(1)[0].holder.member)
-    found.until(lambda: found.ledger.paused())
+    found = made()
+    found.when(
+        lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted,
+        then=lambda: kill_first(found, 1),
+    )
+    start(found, 2)
+    found.until(lambda: found.lost and found.ledger.paused())
     assert "no member serves stage 1" in found.ledger.paused()
     for member in found.members.values():
         member.stop()
@@ -146,13 +181,13 @@ def test_a_stage_without_members_waits_for_one() -> None:
 @pytest.mark.every(2)
 def test_a_lost_stage_goes_on_from_a_checkpoint_with_all(save_every: int, early: int) -> None:
     """Whatever was done after it is done again: the result is that of one process."""
-    settings = SwarmSettings(2, COUNT, rebalance_s=0, save_every=save_every, early=early)
-    found = World("gpt", settings, 6)
-    for number in range(2):
-        found.start(f"w{number}")
-    found.until(lambda: found.ledger.step >= 3 and found.ledger.counts[0].counted)
-    found.kill(found.ledger.serving(1)[0].holder.member)
-    found.until(lambda: found.ledger.paused())
+    found = made(steps=6, save_every=save_every, early=early)
+    found.when(
+        lambda: found.ledger.step >= 3 and found.ledger.counts[0].counted,
+        then=lambda: kill_first(found, 1),
+    )
+    start(found, 2)
+    found.until(lambda: found.lost and found.ledger.paused())
     found.start("w2")
     found.until(lambda: found.ledger.history or found.ledger.step >= 6)
     found.wait()
@@ -180,11 +215,10 @@ def test_news_that_overtake_a_verdict_make_none_recover() -> None:
 
 @pytest.mark.parametrize("early", [0, 3])
 def test_a_swarm_that_is_stopped_ends_at_one_step_on_all_members(early: int) -> None:
-    found = world(4, steps=1_000_000, early=early)
-    found.until(lambda: found.ledger.step >= 2)
-    with found.changed:
-        found.ledger.stop()
-        found.changed.notify_all()
+    found = made(steps=1_000_000, early=early)
+    stopped = found.when(lambda: found.ledger.step >= 2, then=found.ledger.stop)
+    start(found, 4)
+    found.until(stopped.is_set)
     found.steps = found.ledger.saves.last
     found.wait()
     assert_close(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -114,6 +115,8 @@ class World:
     """Whether no member meets the others after the job is over."""
     unfit: AtollError | None = None
     """Why no member can build a stage."""
+    rests_at: float = math.inf
+    """Step from which on no microbatch is given out, until a test changes it."""
 
     def __post_init__(self) -> None:
         self.model = built(self.name)
@@ -126,6 +129,7 @@ class World:
         self._meetings: dict[tuple[int, int, int], dict[str, _Part]] = {}
         self._threads: list[threading.Thread] = []
         self.lost: set[str] = set()
+        self._watches: list[tuple[Callable[[], Any], Callable[[], None], threading.Event]] = []
 
     # ------------------------------------------------------------------- members
 
@@ -165,7 +169,7 @@ class World:
         with self.changed:
             self.ledger.lost(name, time.monotonic())
             self._meet()
-            self.changed.notify_all()
+            self._tell()
 
     def wait(self) -> None:
         """Wait until all members that are left have done their last step."""
@@ -173,11 +177,41 @@ class World:
             thread.join(PATIENCE_S)
         assert not self.failures, self.failures
         assert not any(thread.is_alive() for thread in self._threads)
+        assert not self._watches, "what was to be done when something holds"
 
-    def until(self, holds: Any) -> None:
+    def when(self, holds: Callable[[], Any], then: Callable[[], None]) -> threading.Event:
+        """Do something in the moment in which something holds, before anything else changes.
+
+        For before the start: on a busy machine the job may be over when the test's own thread
+        goes on. Returns what is set once it is done.
+        """
+        seen = threading.Event()
         with self.changed:
-            assert self.changed.wait_for(lambda: self.failures or holds(), PATIENCE_S)
+            self._watches.append((holds, then, seen))
+            self._tell()
+        return seen
+
+    def until(self, holds: Callable[[], Any]) -> None:
+        """Wait for what does not end before the test goes on."""
+        seen = self.when(holds, lambda: None)
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.failures or seen.is_set(), PATIENCE_S)
         assert not self.failures, self.failures
+
+    def _tell(self) -> None:
+        """Something has changed: do what tests want to be done now, and wake all that wait."""
+        watches, self._watches = self._watches, []  # what they do changes something, too
+        for watch in watches:
+            holds, then, seen = watch
+            try:
+                if holds():
+                    then()
+                    seen.set()
+                else:
+                    self._watches.append(watch)
+            except BaseException as error:  # the thread is a member's: the test is to fail
+                self.failures.append(error)
+        self.changed.notify_all()
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the parameters of all stages; members of a stage MUST have the same bits."""
@@ -213,6 +247,8 @@ class World:
         now, ledger = time.monotonic(), self.ledger
         ledger.tick(now)
         if isinstance(body, SwarmWant):
+            if ledger.step >= self.rests_at:
+                return None
             leases = ledger.want(member, body, now)
             return leases if leases.leases else None
         if isinstance(body, SwarmWatch):
@@ -232,7 +268,7 @@ class World:
                 ledger.go_back(max(saved, default=0), 0, now)
                 answer = ledger.announce(member, body, now)
         self._meet()
-        self.changed.notify_all()
+        self._tell()
         return answer
 
     def save(self, stage: int, step: int, history: int, state: SavedState) -> None:
@@ -240,7 +276,7 @@ class World:
             self.files.setdefault(step, {})[stage] = state
             if self._whole(self.files[step]):
                 self.ledger.saves.complete(step, history)
-                self.changed.notify_all()
+                self._tell()
 
     def _whole(self, stages: dict[int, SavedState]) -> bool:
         return len(stages) == self.settings.stages
@@ -251,7 +287,7 @@ class World:
         with self.changed:
             self._meetings.setdefault(key, {})[member] = part
             self._meet()
-            self.changed.notify_all()
+            self._tell()
 
     def _meet(self) -> None:
         """End the rounds whose members are all there, and those that are void."""
