@@ -117,6 +117,13 @@ def diloco() -> Plan:
     return Plan(candidates=(BASE, *found), workloads=TUNING)
 
 
+def few() -> Plan:
+    """Outer step of DiLoCo in few rounds, on text and on pictures."""
+    pairs = [(0.7, 0.5), (0.8, 0.6), (0.8, 0.5), (0.9, 0.5), (1.0, 0.5), (0.9, 0.65)]
+    found = [of("diloco", shared_steps=170, outer_lr=lr, outer_momentum=mu) for lr, mu in pairs]
+    return Plan(candidates=(BASE, *found), workloads=FEW)
+
+
 def asynchronous() -> Plan:
     """Outer step of asynchronous DiLoCo, without measured speeds."""
     found = [
@@ -156,6 +163,11 @@ TUNING = (
     *workloads(SMALL, "0.1M", rounds=(30,), members=(4,), orders=("contiguous",)),
     *workloads(SMALL, "0.1M", rounds=(10,), members=(2, 8), orders=("shuffled",)),
     *workloads(MIDDLE, "1M", rounds=(6,), members=(4,), orders=("contiguous",)),
+)  # fmt: skip
+FEW = (
+    *workloads(IMAGES, "images", rounds=(8, 30), members=(4,), orders=("shuffled",)),
+    *workloads(SMALL, "0.1M", rounds=(8, 20), members=(4,)),
+    *workloads(MIDDLE, "1M", rounds=(20,), members=(4,), orders=("shuffled",)),
 )  # fmt: skip
 HELD_OUT = (
     *workloads(SMALL, "other 0.1M", rounds=(8,), members=(4,), **OTHER),
@@ -200,7 +212,7 @@ def images() -> Plan:
 
 PLANS = {
     "held-out": held_out, "images": images, "streaming": streaming, "eager": eager,
-    "diloco": diloco, "async": asynchronous, "decoupled": decoupled, "late": late,
+    "diloco": diloco, "few": few, "async": asynchronous, "decoupled": decoupled, "late": late,
 }  # fmt: skip
 
 
