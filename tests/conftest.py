@@ -10,6 +10,7 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests import order, tiers
 
@@ -25,6 +26,9 @@ settings.register_profile("atoll", deadline=None, derandomize=True, max_examples
 settings.register_profile("whole", deadline=None, derandomize=True, max_examples=tiers.WHOLE)
 settings.register_profile("explore", deadline=None, max_examples=tiers.WHOLE)
 settings.load_profile("atoll")
+# Among the examples are numbers and words from all modules that are loaded by then: which these
+# are depends on the files that this process has run before.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -134,6 +134,8 @@ class Ledger(Progress):
             known.applies = True
             if self.settings.agrees:
                 self.counts[known.stage].agreed_by.add(known.holder)
+        if known.ready and (body.step, body.history) == (self.step, self.history):
+            self.evaluations.due |= body.evaluate
         self._close(now)
         if body.unlike and known.stage >= 0:
             self._unlike.add(known.stage)

@@ -2,10 +2,8 @@
 
 A job of `stages` stages trains on microbatches (step, index). A member of the first stage, the
 *driver*, leases a microbatch from the ledger, chooses a *path* (one member per stage), and sends
-its activations along the path and the gradients back. See `docs/decisions/0009`.
-
-Requests to the hub may be repeated: `epoch` identifies the member's latest announcement, and each
-request says what the member already has.
+its activations along the path and the gradients back (`docs/decisions/0009`). Requests to the hub
+may be repeated: each has the member's latest `epoch`, and says what it already has.
 """
 
 from __future__ import annotations
@@ -105,6 +103,8 @@ class SwarmAnnounce(Message, frozen=True):
     """Memory free for parameters, optimizer state and activations; 0: unknown."""
     held_out: list[Number] = []
     """Microbatches of an evaluation in between, and of the one at the end; empty: unknown."""
+    evaluate: bool = False
+    """Its state is to be evaluated: a rebuilt ledger does not know what was reported before."""
     last: Number = -1
     """Steps after which the job ends, if it was asked to stop and the ledger has announced that."""
     ledger: Number = 0

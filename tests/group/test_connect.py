@@ -14,6 +14,7 @@ from atoll.group.hub import HubGroup
 from atoll.wire.messages import Done, Failure, Finished, Message, Register, Registered
 from tests.net.small_hub import TOKEN, SmallHub, answer, linked
 from tests.node.running import until
+from tests.patience import PATIENCE_S
 
 
 def test_a_refused_member_leaves_no_listener_behind(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_a_refused_member_leaves_no_listener_behind(tmp_path: Path) -> None:
         )  # fmt: skip
         with pytest.raises(AuthError, match="has ended"):
             connect_group(environment)
-    until(lambda: not set(threading.enumerate()) - before, timeout_s=20.0)
+    until(lambda: not set(threading.enumerate()) - before, timeout_s=PATIENCE_S)
 
 
 def test_a_group_that_fails_to_close_still_ends_the_session(tmp_path: Path) -> None:

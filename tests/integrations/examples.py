@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +16,6 @@ from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.train.state.committed import CommittedState, adopt
 from tests.e2e.conftest import Atoll
-
-TRIES = 3
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -36,15 +33,11 @@ def load(name: str) -> ModuleType:
 
 def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor]:
     """Run an example as a job of two processes with a hub; return the weights it published."""
-    words = ("--local", "2", "--", "--steps", str(steps))
-    for _ in range(TRIES):
-        done = atoll.run("run", str(EXAMPLES / f"{name}.py"), *words)
-        assert done.code == 0, done.both
-        if all(len(members) == 2 for members in contributors(atoll.job_folder())):
-            break
-        shutil.rmtree(atoll.job_folder())  # one came too late for a round: another result
-    else:
-        raise AssertionError(f"in each of {TRIES} jobs a member was left out of a round")
+    both = ("--local", "2", "--set", "job.nodes=2", "--set", "job.min_nodes=2")
+    script = str(EXAMPLES / f"{name}.py")
+    done = atoll.run("run", script, *both, "--", "--steps", str(steps))
+    assert done.code == 0, done.both
+    assert all(len(members) == 2 for members in contributors(atoll.job_folder()))
     assert "node0 finished with held-out loss" in done.out
     losses = {line.split()[-1] for line in done.out.splitlines() if "finished with" in line}
     assert len(losses) == 1, done.out  # both members end with one model

@@ -48,7 +48,7 @@ def test_a_connection_without_a_thread_is_closed() -> None:
     near.settimeout(PROMPT_S)
     refused, served = threading.Event(), threading.Event()
     with near:
-        with no_more_threads():
+        with no_more_threads("test"):
             serve_on_thread(far, lambda _: served.set(), name="test", refused=refused.set)
         assert near.recv(1) == b""
     assert refused.is_set()

@@ -162,7 +162,7 @@ def test_closing_ends_a_handshake() -> None:
 
 
 def test_a_connection_without_a_thread_takes_no_slot(opened: HttpStateServer) -> None:
-    with no_more_threads():
+    with no_more_threads("state-http-connection"):
         for _ in range(3):
             assert raw(opened, b"") == b""
     assert get(opened, "/chunk/3/shared/0/1") == 200

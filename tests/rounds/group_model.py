@@ -168,7 +168,7 @@ class Group:
                 process.doing = "training"  # it asks again
         if old.attempt is not None and old.plan is not None:
             self.machine.reopen(old.plan, self.now, old.attempt.joins)
-            for member in set(old.plan.members) - self.processes.keys():
+            for member in sorted(set(old.plan.members) - self.processes.keys()):
                 self.take(self.machine.gone(member, self.now))
         for member, process in self.processes.items():
             if process.doing == "voting":

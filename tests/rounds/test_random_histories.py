@@ -43,7 +43,7 @@ class Model:
                 self.machine.gone(member, self.now)
         if old.plan is not None:
             self.machine.reopen(old.plan, self.now)
-            for member in set(old.plan.members) - self.alive:
+            for member in sorted(set(old.plan.members) - self.alive):
                 self.take(self.machine.gone(member, self.now))
 
     def act(self, action: str, member: str, good: bool) -> None:

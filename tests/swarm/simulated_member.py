@@ -110,6 +110,7 @@ class SimMember:
             history=self.history,
             ledger=self.ledger,
             held_out=list(world.held_out) if self.stage >= 0 else [],
+            evaluate=self.step % world.evaluated_every == 0,
         )
 
         def answer(place: SwarmPlace) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import SwarmSettings
-from atoll.wire.swarm import HeldOutSum, SwarmAnnounce, SwarmDone, SwarmLease, SwarmWatch
+from atoll.wire.swarm import HeldOutSum, Share, SwarmAnnounce, SwarmDone, SwarmLease, SwarmWatch
 from tests.swarm.test_ledger import close_all, done, holder, ledger_of, want, with_state
 
 JOB = SwarmSettings(2, 3, agrees=False, steps=2, save_every=1)
@@ -155,6 +155,23 @@ def test_going_back_measures_the_state_anew() -> None:
     again = train(ledger)
     assert [lease.index for lease in again] == [3, 4]
     assert not ledger.evaluations.counted
+
+
+def test_a_restarted_hub_learns_that_a_step_is_due() -> None:
+    old = evaluated_ledger("w0", "w1")
+    train(old)
+    ledger = Ledger(JOB, first_number=100, expected=["w0", "w1"], rebuild_until=9.0)
+    for member in ("w0", "w1"):
+        known = old.members[member]
+        stage = old.counts[known.stage]
+        folded = [Share(index, lease) for index, lease in enumerate([1, 2, 3])]
+        assert len(stage.counted) == len(folded)
+        body = SwarmAnnounce(
+            known.holder.epoch, known.stage, 0, folded, held_out=[BETWEEN, END], evaluate=True,
+            ledger=100,
+        )  # fmt: skip
+        assert ledger.announce(member, body, 1.0).keep
+    assert [(lease.index, lease.stages) for lease in want(ledger)] == [(3, []), (4, [])]
 
 
 def test_a_step_of_all_stages_waits_for_its_evaluation() -> None:

@@ -235,7 +235,7 @@ class SwarmMember:
                 self._epoch, served.number, served.step, folded=now.counted.folded,
                 ahead=now.ahead.folded, agreed=served.applies, dial=dial,
                 history=self._history, unlike=unlike, free_bytes=free,
-                held_out=list(self._stages.held_out),
+                held_out=list(self._stages.held_out), evaluate=served.trained.evaluates,
                 last=self.last if self.last < self.job.steps else -1, ledger=self._ledger,
             )  # fmt: skip
         self._asking.ask(body)

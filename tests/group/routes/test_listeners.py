@@ -45,16 +45,19 @@ def direct_listener() -> DirectListener:
     return DirectListener(MailQueue(), address=HOST, lines=members("w0"), job="job", me="w0")
 
 
-@pytest.mark.parametrize("listen", [store, group_listener, direct_listener])
+@pytest.mark.parametrize(
+    ("listen", "name"),
+    [(store, "store-reader"), (group_listener, "lines-greet"), (direct_listener, "peers-line")],
+)
 def test_one_without_a_thread_takes_no_place(
-    listen: Callable[[], Listening], monkeypatch: pytest.MonkeyPatch
+    listen: Callable[[], Listening], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_store, "MAX_READERS", 1)
     monkeypatch.setattr(line_listener, "MOST_STRANGERS", 1)
     monkeypatch.setattr(direct, "MOST_LINES", 1)
     listener = listen()
     place = split_host_port(listener.dial)
-    with no_more_threads(), socket.create_connection(place, PROMPT_S) as first:
+    with no_more_threads(name), socket.create_connection(place, PROMPT_S) as first:
         assert first.recv(1) == b""
     with socket.create_connection(place, PROMPT_S) as second:
         members("w1").dialling(second)
