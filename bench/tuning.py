@@ -124,6 +124,15 @@ def few() -> Plan:
     return Plan(candidates=(BASE, *found), workloads=FEW)
 
 
+def few_held_out() -> Plan:
+    """What `few` would choose, on workloads that nothing is chosen on."""
+    chosen = of("diloco", shared_steps=170, outer_lr=0.8, outer_momentum=0.6)
+    return Plan(
+        candidates=(TUNED, chosen),
+        workloads=(*HELD_OUT, *workloads(IMAGES, "images", rounds=(20,), members=(4,))),
+    )
+
+
 def asynchronous() -> Plan:
     """Outer step of asynchronous DiLoCo, without measured speeds."""
     found = [
@@ -212,7 +221,8 @@ def images() -> Plan:
 
 PLANS = {
     "held-out": held_out, "images": images, "streaming": streaming, "eager": eager,
-    "diloco": diloco, "few": few, "async": asynchronous, "decoupled": decoupled, "late": late,
+    "diloco": diloco, "few": few, "few-held-out": few_held_out,
+    "async": asynchronous, "decoupled": decoupled, "late": late,
 }  # fmt: skip
 
 
