@@ -21,7 +21,7 @@ def device_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (NotImplementedError, TypeError) as error:
+    except (NotImplementedError, TypeError) as error:  # how torch says that it lacks one
         text = " ".join(str(error).split())
         if _NO_OPERATOR in text:
             raise ConfigError(

@@ -66,7 +66,7 @@ def memory(device: torch.device) -> tuple[int, int]:
         if query is None:
             query = torch.accelerator.get_memory_info  # type: ignore[attr-defined, unused-ignore]
         free, total = query(device)
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except (AttributeError, RuntimeError, NotImplementedError):  # torch lacks the figure
         return 0, 0
     return int(free), int(total)
 
@@ -100,7 +100,7 @@ def has_bf16(device: torch.device) -> bool:
     try:
         one = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
         return (one @ one).dtype is torch.bfloat16
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, NotImplementedError):  # the device has no kernel for it
         return False
 
 

@@ -22,7 +22,7 @@ def has_fused(device: torch.device) -> bool:
         weight = torch.zeros(1, device=device, requires_grad=True)
         weight.grad = torch.zeros(1, device=device)
         torch.optim.AdamW([weight], fused=True).step()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # torch raises either for a kernel that is missing
         return False
     return True
 

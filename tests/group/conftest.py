@@ -1,14 +1,31 @@
-"""Limits of the product that hurry members on, which a busy machine delays for many seconds."""
+"""A real hub for groups, and no limits that hurry on members whom a busy machine delays."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from atoll.group.routes import direct
 from atoll.hub.rounds import service
+from atoll.hub.server import HubServer
 from atoll.net import member_tls
 from atoll.rounds import timing
+from tests.group.hub_world import NodeInName, start_hub
 from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
 
 
 @pytest.fixture(autouse=True)

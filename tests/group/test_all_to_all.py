@@ -28,13 +28,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
 @pytest.fixture
 def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
     worlds: list[HubWorld] = []

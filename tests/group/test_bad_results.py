@@ -37,24 +37,11 @@ from atoll.net.sync_link import SyncLink
 from atoll.reducer.mean import Share
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.messages import RoundPlan
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.hub_world import HubWorld, NodeInName
 from tests.group.meeting_place import direct_route
 from tests.patience import PATIENCE_S, PROMPT_S
 
 SIZE = 100
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
 
 
 class ForgedWorld(HubWorld):

@@ -37,19 +37,6 @@ SIZE = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
-@pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeInName]:
     """The node of a hub that waits for members whose connection is lost."""
     folder = tmp_path_factory.mktemp("patient")

@@ -27,19 +27,6 @@ from tests.net.small_hub import SmallHub, answer, linked
 from tests.patience import PATIENCE_S, PROMPT_S
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
 @pytest.fixture
 def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
     worlds: list[HubWorld] = []

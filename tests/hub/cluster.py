@@ -11,7 +11,7 @@ from atoll.hub.jobs.jobs import Member
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Launch, ProcessState, Stop
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import commands, job_of
+from tests.hub.membership import commands, job_of
 from tests.hub.peer import NODE, Peer, node
 
 SPEC = """

@@ -11,7 +11,7 @@ from atoll.hub.rounds import service
 from atoll.hub.server import HubServer
 from atoll.rounds import machine, timing
 from tests.hub.alarms.notify_targets import web as web
-from tests.hub.nodes.test_membership import Running, options
+from tests.hub.membership import Running, options
 from tests.patience import PATIENCE_S
 
 LONG_S = 10 * PATIENCE_S

@@ -16,7 +16,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import Running, launches, vote
+from tests.hub.membership import Running, launches, vote
 from tests.hub.peer import Peer
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.hub.server import HubServer
-from tests.hub.nodes.test_membership import until
+from tests.hub.membership import until
 
 
 def test_a_part_that_always_fails_keeps_no_other(

@@ -8,7 +8,7 @@ import pytest
 from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.wire.messages import Failure, ProcessState
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 
 
 def test_a_refusal_that_cannot_be_recorded_is_answered(

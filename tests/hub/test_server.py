@@ -23,7 +23,7 @@ from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
 from atoll.hub.server import ACCEPTED_AT_ONCE, HubServer, bind, reachable_url
 from atoll.wire.messages import Beat, Done, RoundJoin, RoundPlan, RoundVote, Verdict, Welcome
-from tests.hub.nodes.test_membership import launches, registered, until
+from tests.hub.membership import launches, registered, until
 from tests.hub.peer import NODE, Peer, member, node, submit
 from tests.patience import PATIENCE_S, PROMPT_S
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -14,30 +12,16 @@ from atoll.group.aggregation import Aggregation
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.period import PeriodReport
-from atoll.hub.server import HubServer
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import DiLoCo
 from atoll.strategies.resolve import resolve
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.hub_world import HubWorld, NodeInName
 from tests.patience import PATIENCE_S
 from tests.strategies.on_routes import wide_model
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
 
 
 def test_words_of_a_job_file_become_the_aggregation() -> None:

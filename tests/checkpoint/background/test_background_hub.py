@@ -20,7 +20,7 @@ from atoll.net.proxies import hub_address
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, Launch
 from tests.checkpoint.savers import NAMES, WAIT_S, Events, killing, save
-from tests.hub.nodes.test_membership import launches, registered
+from tests.hub.membership import launches, registered
 from tests.hub.peer import Peer, member, node, submit
 from tests.patience import PROMPT_S
 

@@ -16,7 +16,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, CheckpointState
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 from tests.hub.rounds.test_checkpoints import commit
 
 MEMBERS = ("w0", "w1")

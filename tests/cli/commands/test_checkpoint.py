@@ -30,7 +30,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.task import Task
 from atoll.wire.manifest import checkpoint_folder
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 from tests.hub.rounds.test_checkpoints import commit
 
 

@@ -20,7 +20,7 @@ from atoll.cli.commands.rm import chosen
 from atoll.errors import JobError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from tests.hub.nodes.test_membership import options
+from tests.hub.membership import options
 
 COMMAND = '[job]\nname = "c"\ncommand = ["true"]\n'
 

@@ -15,7 +15,7 @@ from atoll.cli import hub_access
 from atoll.cli import main as command
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from tests.hub.nodes.test_membership import options
+from tests.hub.membership import options
 from tests.patience import PATIENCE_S
 
 JOB = '[job]\nname = "{}"\ncommand = ["true"]\n'

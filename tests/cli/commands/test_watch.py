@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from atoll.cli import hub_access
 from atoll.hub.server import HubServer
 from tests.dashboard.scene import Scene
-from tests.hub.nodes.test_membership import options
+from tests.hub.membership import options
 from tests.patience import PATIENCE_S
 
 COLUMNS, ROWS = 80, 40

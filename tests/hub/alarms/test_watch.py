@@ -20,7 +20,7 @@ from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Beat, MemberStats, NodeInfo
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 from tests.hub.peer import Peer, node
 from tests.hub.rounds.test_timeline import meet
 from tests.patience import PATIENCE_S

@@ -15,7 +15,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Done, ProcessState
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import launches, options
+from tests.hub.membership import launches, options
 from tests.hub.peer import node
 from tests.patience import PATIENCE_S
 from tests.security.conftest import login

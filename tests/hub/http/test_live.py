@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 from tests.hub.peer import node
 
 

@@ -25,7 +25,7 @@ from atoll.net.http.client import HubClient
 from atoll.wire.messages import LogLines, Point, ProcessState, QueueEntry, QueueOptions
 from atoll.wire.states import JobState, ProcessPhase
 from tests.hub.durable import SPEC, with_stores
-from tests.hub.nodes.test_membership import launches, options
+from tests.hub.membership import launches, options
 from tests.hub.peer import node
 from tests.patience import PATIENCE_S
 

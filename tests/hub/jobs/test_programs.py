@@ -10,7 +10,7 @@ import pytest
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Drain, Offer, Offering, ProcessState, Stop
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import commands, events_of, job_of, launches, options, until
+from tests.hub.membership import commands, events_of, job_of, launches, options, until
 from tests.hub.peer import NODE, Peer, node
 
 COMMAND = '[job]\nname = "c"\nnodes = {nodes}\ncommand = ["bash", "train.sh"]\n'

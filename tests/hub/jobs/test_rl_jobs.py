@@ -36,7 +36,7 @@ from atoll.wire.messages import (
     Stopping,
 )
 from atoll.wire.states import MemberState, ProcessPhase
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     event_texts,
     job_of,
     launches,

@@ -23,7 +23,7 @@ from atoll.hub.scheduler.follower_hosts import missing_followers
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Drain, Finished, ProcessState, Recover, RoundJoin
 from atoll.wire.states import MemberState, ProcessPhase
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     event_texts,
     job_of,
     launches,

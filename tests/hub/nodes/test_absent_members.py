@@ -9,7 +9,7 @@ import pytest
 from atoll.errors import StorageFull
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.server import HubServer
-from tests.hub.nodes.test_membership import Running, job_of, options, until
+from tests.hub.membership import Running, job_of, options, until
 
 
 def test_absent_members_are_noticed_once_the_disk_has_room(

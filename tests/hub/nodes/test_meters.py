@@ -9,7 +9,7 @@ import msgspec
 from atoll.hub.quotas.ledger import Use
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Beat
-from tests.hub.nodes.test_membership import Running, options
+from tests.hub.membership import Running, options
 
 
 def test_absurd_figures_of_a_reducer_are_left_out(tmp_path: Path) -> None:

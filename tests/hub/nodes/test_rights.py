@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.wire.messages import Acked, Failure, Leaving, LogLines, ProcessState
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import Running, job_of, until
+from tests.hub.membership import Running, job_of, until
 
 
 def test_member_reports_neither_exit_nor_output_of_another(running: Running) -> None:

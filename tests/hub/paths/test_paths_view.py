@@ -13,7 +13,7 @@ from atoll.paths.ledger import PathRecord
 from atoll.paths.progress import PathProgress
 from atoll.wire.messages import Done, Finished
 from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathShard, PathTrained, PathTurn
-from tests.hub.nodes.test_membership import Running, job_of, options, until
+from tests.hub.membership import Running, job_of, options, until
 
 LAYOUT = PathLayout.of([2, 2])
 TABLES = """

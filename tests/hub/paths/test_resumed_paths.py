@@ -13,7 +13,7 @@ from atoll.paths.ledger import PathRecord
 from atoll.wire.messages import Done, Finished
 from atoll.wire.part_check import Newest
 from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathTrained, PathTurn
-from tests.hub.nodes.test_membership import Running, job_of, launches, options, registered, until
+from tests.hub.membership import Running, job_of, launches, options, registered, until
 from tests.hub.paths.test_paths_view import TABLES
 from tests.hub.peer import Peer, member
 

@@ -26,7 +26,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.part_check import Newest
-from tests.hub.nodes.test_membership import Running, commands, job_of, launches, registered, until
+from tests.hub.membership import Running, commands, job_of, launches, registered, until
 from tests.hub.peer import Peer, member
 
 

@@ -19,7 +19,7 @@ from atoll.hub.server import HubServer
 from atoll.wire.job_messages import FOUND_ROOM, WAITS_FOR_ROOM
 from atoll.wire.message import Message
 from atoll.wire.messages import Beat, Event, Finished, RoundJoin, RoundPlan, Verdict
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     event_texts,
     job_of,

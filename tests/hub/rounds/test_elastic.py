@@ -22,7 +22,7 @@ from atoll.wire.messages import (
 )
 from atoll.wire.states import ProcessPhase
 from tests.hub.meeting import ask_sources, commit, die, stand
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     commands,
     event_texts,

@@ -23,7 +23,7 @@ from atoll.wire.messages import (
 )
 from atoll.wire.states import ProcessPhase
 from tests.hub.meeting import ask_sources, commit, die, launches_of, stand
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     commands,
     event_texts,

@@ -39,7 +39,7 @@ from atoll.wire.messages import (
     RoundVote,
     Verdict,
 )
-from tests.hub.nodes.test_membership import Running, event_texts
+from tests.hub.membership import Running, event_texts
 from tests.rounds.group_model import Group
 from tests.rounds.test_machine import SCHEDULES, play
 from tests.tiers import examples

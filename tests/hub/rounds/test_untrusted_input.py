@@ -27,7 +27,7 @@ from atoll.wire.messages import (
     pack,
 )
 from tests.hub.meeting import commit
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     await_returns,
     event_texts,

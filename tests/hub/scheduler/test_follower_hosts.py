@@ -21,7 +21,7 @@ from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
 from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.cluster import Cluster, follower_of, spec
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     commands,
     event_texts,
     job_of,

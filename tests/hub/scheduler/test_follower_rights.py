@@ -13,7 +13,7 @@ from atoll.net.http.client import HubClient
 from atoll.wire.messages import Failure, LogLines, ProcessState, Register, RendezvousAddress
 from atoll.wire.states import ProcessPhase
 from tests.hub.cluster import Cluster, follower_of, spec
-from tests.hub.nodes.test_membership import options
+from tests.hub.membership import options
 from tests.hub.peer import member
 
 

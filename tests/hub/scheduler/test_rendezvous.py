@@ -11,7 +11,7 @@ from atoll.errors import AtollError, AuthError, ConfigError, HubError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import RendezvousAddress
-from tests.hub.nodes.test_membership import launches, options
+from tests.hub.membership import launches, options
 from tests.hub.peer import node
 
 SPEC = '[job]\nname = "g"\nnodes = 2\ncommand = ["true"]\n'

@@ -12,7 +12,7 @@ from atoll.errors import ConfigError
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Finished, Launch, ProcessState, Registered, Stop
 from atoll.wire.states import ProcessPhase
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     commands,
     event_texts,

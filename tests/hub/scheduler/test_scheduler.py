@@ -21,7 +21,7 @@ from atoll.hub.scheduler.assign import spread
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Finished, ProcessState, RoundJoin, RoundPlan, Stop
 from atoll.wire.states import MemberState, ProcessPhase
-from tests.hub.nodes.test_membership import (
+from tests.hub.membership import (
     Running,
     commands,
     job_of,

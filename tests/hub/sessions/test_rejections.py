@@ -38,7 +38,7 @@ from atoll.wire.messages import (
     Verdict,
     pack,
 )
-from tests.hub.nodes.test_membership import launches
+from tests.hub.membership import launches
 from tests.hub.peer import WAIT_S, Peer, chunk, member, node, open_socket, submit
 
 

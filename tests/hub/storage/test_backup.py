@@ -29,7 +29,7 @@ from atoll.wire.manifest import (
     encode_manifest,
 )
 from atoll.wire.messages import Register, RoundJoin, RoundPlan, RoundVote, Verdict
-from tests.hub.nodes.test_membership import launches
+from tests.hub.membership import launches
 from tests.hub.peer import Peer, member, node, submit
 from tests.patience import PATIENCE_S
 

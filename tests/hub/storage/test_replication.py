@@ -16,7 +16,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.hub.storage.replication import Replicator
 from tests.checkpoint.savers import parts
-from tests.hub.nodes.test_membership import until
+from tests.hub.membership import until
 
 
 @pytest.fixture

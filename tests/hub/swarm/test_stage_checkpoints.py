@@ -18,7 +18,7 @@ from atoll.train.swarm.build import JobStages, TrainedStage
 from atoll.train.swarm.states import JobStates
 from atoll.wire.manifest import MANIFEST_NAME, PIECES_FORMAT, piece_file
 from atoll.wire.messages import CheckpointPart, CheckpointState, Failure, SwarmUnsaved
-from tests.hub.nodes.test_membership import Running
+from tests.hub.membership import Running
 from tests.hub.swarm.test_swarm_service import TABLES, ledger_of, ready
 from tests.patience import PATIENCE_S
 from tests.train.swarm.kit import COUNT, assert_same_state, job_of, place, step

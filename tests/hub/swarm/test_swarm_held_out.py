@@ -12,7 +12,7 @@ from atoll.swarm.evaluations import Evaluated
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, decode_manifest
 from atoll.wire.messages import Done, SwarmAnnounce, SwarmDone, SwarmLeases, SwarmWant
 from atoll.wire.swarm import HeldOutSum, Holder, SwarmLease
-from tests.hub.nodes.test_membership import Running, event_texts
+from tests.hub.membership import Running, event_texts
 from tests.hub.swarm.test_stage_checkpoints import Site, reach, site, swarm
 from tests.hub.swarm.test_swarm_service import announced, ledger_of, ready
 

@@ -28,7 +28,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.swarm import Holder, Share
-from tests.hub.nodes.test_membership import Running, event_texts, job_of, until, vote
+from tests.hub.membership import Running, event_texts, job_of, until, vote
 from tests.hub.peer import Peer
 from tests.patience import PATIENCE_S
 

@@ -33,7 +33,7 @@ from atoll.wire.messages import (
     VerificationTask,
     VerificationWork,
 )
-from tests.hub.nodes.test_membership import Running, event_texts, job_of, options, until, vote
+from tests.hub.membership import Running, event_texts, job_of, options, until, vote
 from tests.hub.peer import Peer
 
 STEPS = 8

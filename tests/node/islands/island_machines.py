@@ -18,7 +18,7 @@ from atoll.net.http.client import HubClient
 from atoll.node.launchers.launcher import Exit
 from atoll.node.launchers.process import ChildProcess, ProcessLauncher
 from atoll.wire.messages import Launch
-from tests.hub.nodes.test_membership import launches
+from tests.hub.membership import launches
 from tests.hub.peer import Peer, node
 from tests.node.launchers.ordering import make_order, until
 

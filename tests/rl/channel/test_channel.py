@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from atoll.config.rl_tables import RlTable
-from atoll.errors import ConfigError, HubUnreachable
+from atoll.errors import ConfigError
 from atoll.queues import Channel, InMemoryChannel
-from atoll.rl.channel import actor_queue
 from atoll.rl.channel.actor import ActorChannel
-from atoll.rl.channel.actor_queue import ActorQueue
 from atoll.rl.channel.critic import CriticChannel, Received
-from atoll.rl.channel.latest import Background
 from atoll.rl.channel.names import most_unsaved
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.wire.messages import Message
-from atoll.wire.queue_messages import QueueClaim, QueuePut
+from atoll.wire.queue_messages import QueuePut
 from tests.patience import PATIENCE_S
 from tests.rl.channel.kit import (
     BOUND_S,
@@ -354,67 +349,3 @@ def test_a_message_of_another_version_ends_nothing(channel: InMemoryChannel) -> 
 def test_an_unknown_description_of_a_task_is_refused() -> None:
     with pytest.raises(ConfigError):
         TaskSpec.from_json("{}")
-
-
-class LosingChannel(BadLink):
-    """A channel whose first large payload cannot be fetched."""
-
-    lost = False
-
-    def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
-        if not self.lost:
-            self.lost = True
-            raise HubUnreachable("killed")
-        return super().large(sha256)
-
-
-def test_items_that_cannot_be_fetched_come_again_at_once(
-    channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor_queue, "LEASE_S", 1000.0)
-    queue = registry(LosingChannel(channel), "w0").queue("experience")
-    for number in range(3):
-        queue.put(bytes([number]) * 100_000)
-    own = ActorQueue(
-        queue, decode=lambda value: (value, 0.0), ahead=3, most_held=9, wake=lambda: None
-    )
-    try:
-        until(lambda: own.depth == 3)
-        found = [own.take() for _ in range(3)]
-    finally:
-        own.close()
-    assert [one.value[0] for one in found if one is not None] == [0, 1, 2]
-
-
-class LateChannel(BadLink):
-    """A channel whose answers with items come once it is `open`."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
-        self.asked, self.open = threading.Event(), threading.Event()
-
-    def ask(self, body: Message, *, timeout_s: float) -> Message:
-        answer = super().ask(body, timeout_s=timeout_s)
-        if isinstance(body, QueueClaim):
-            self.asked.set()
-            assert self.open.wait(BOUND_S)
-        return answer
-
-
-def test_items_that_come_as_a_critic_ends_are_given_back(
-    channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor_queue, "LEASE_S", 1000.0)
-    registry(channel, "w1").queue("experience").put(b"x")
-    late = LateChannel(channel)
-    own = ActorQueue(
-        registry(late, "w0").queue("experience"), decode=lambda value: (value, 0.0), ahead=3,
-        most_held=9, wake=lambda: None,
-    )  # fmt: skip
-    assert late.asked.wait(BOUND_S)
-    # Its thread takes longer than it is waited for.
-    monkeypatch.setattr(Background, "close", Background.end)
-    own.close()
-    late.open.set()
-    (item,) = registry(channel, "w2").queue("experience").claim(wait_s=BOUND_S)
-    assert (item.value, item.attempt) == (b"x", 2)
