@@ -302,7 +302,8 @@ class Queues:
                 await self.discard(state.queue, [letter.seq for letter in letters])
             if self._states.get(state.queue) is not state:
                 continue  # it was removed meanwhile
-            if state.idle and not state.rate_in.per_s(now=now) + state.rate_out.per_s(now=now):
+            quiet = state.rate_in.is_quiet(now=now) and state.rate_out.is_quiet(now=now)
+            if state.idle and quiet:
                 self.room.remove(self._states.pop(state.queue))
             if state.options.keep_s > 0 and (state.ready or state.depth.dead):
                 await self.backend(state.queue).drop_older(state.queue, now - state.options.keep_s)

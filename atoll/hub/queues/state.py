@@ -44,6 +44,11 @@ class Rate:
         self._turn(int(now))
         return (sum(self._counts) - self._counts[self._second % len(self._counts)]) / RATE_S
 
+    def is_quiet(self, *, now: float) -> bool:
+        """Return whether nothing was counted, in the current second either."""
+        self._turn(int(now))
+        return not any(self._counts)
+
     def _turn(self, second: int) -> None:
         behind = second - self._second
         if behind <= 0:

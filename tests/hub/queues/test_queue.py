@@ -20,6 +20,7 @@ from atoll.hub.queues.backend import DONE_KEPT_S
 from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.hub.queues.sqlite_sql import OF_LEASES
+from atoll.hub.queues.state import RATE_S
 from tests.contracts.queue_base import LEASE_S, run
 from tests.contracts.queue_limits_suite import LimitsContract
 from tests.contracts.queue_suite import QueueContract
@@ -68,6 +69,20 @@ class TestSqliteQueue(QueueContract, LimitsContract, TopicContract):
                 self.clock.advance(DONE_KEPT_S + 1)
                 await queue.expire()
                 assert not (await queue.put("q", key="a", payload=b"")).duplicate
+
+        run(work())
+
+    def test_an_emptied_queue_is_shown_while_it_has_a_rate(self) -> None:
+        async def work() -> None:
+            async with self.open() as queue:
+                await queue.put("q", key="a", payload=b"")
+                (item,) = await queue.claim("q", lease_s=LEASE_S)
+                await queue.ack("q", lease=item.lease)
+                await queue.expire()
+                assert [row["queue"] for row in await queue.rows()] == ["q"]
+                self.clock.advance(RATE_S + 1)
+                await queue.expire()
+                assert await queue.rows() == []
 
         run(work())
 
