@@ -214,9 +214,7 @@ class QueueState:
 
     def free(self, need: Amount) -> None:
         """Return reserved space: the items are counted now, or were not stored."""
-        self._reserved_items -= need.items
-        self._reserved_bytes -= need.nbytes
-        self._tell()
+        self._reserve(-need.items, -need.nbytes)
 
     def admit(self) -> None:
         """Admit waiting producers in order of arrival while there is space."""
@@ -269,9 +267,14 @@ class QueueState:
         )
 
     def _take(self, need: Amount) -> None:
-        self._reserved_items += need.items
-        self._reserved_bytes += need.nbytes
-        self._tell()
+        self._reserve(need.items, need.nbytes)
+
+    def _reserve(self, items: int, nbytes: int) -> None:
+        self._reserved_items += items
+        self._reserved_bytes += nbytes
+        if self.room is not None:
+            self.room.nbytes += nbytes
+            self._reported_bytes += nbytes
 
     def _tell(self) -> None:
         """Tell the shared room how the bytes of this queue have changed."""

@@ -6,8 +6,6 @@ rounds and pages of others are not delayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from atoll.wire.messages import (
     Event,
     LogLines,
@@ -16,7 +14,6 @@ from atoll.wire.messages import (
     QueueAck,
     QueueAckMany,
     QueueClaim,
-    QueueEntry,
     QueueExtend,
     QueueExtendMany,
     QueueOpen,
@@ -58,16 +55,20 @@ LEAST_PAUSE_S, MOST_PAUSE_S = 0.02, 5.0
 """Shorter pauses are added up; longer ones would keep heartbeats waiting."""
 
 
-_QUEUE = frozenset({
-    QueueAck, QueueAckMany, QueueClaim, QueueExtend, QueueExtendMany, QueueOpen, QueuePut,
-    QueuePutMany, QueueRelease, TopicAck, TopicPublish, TopicRead,
-})  # fmt: skip
+_QUEUE: dict[type[Message], str] = {
+    **dict.fromkeys((QueueAck, QueueClaim, QueueExtend, QueueOpen, QueuePut, QueueRelease), ""),
+    **dict.fromkeys((QueueAckMany, QueueExtendMany), "leases"),
+    **dict.fromkeys((TopicAck, TopicRead), ""),
+    **dict.fromkeys((QueuePutMany, TopicPublish), "items"),
+}
+"""Messages about queues, and the field of each that lists its items."""
 
 
 def cost_of(body: Message, nbytes: int) -> float:
     """Return the cost of a control message of `nbytes`, in frames."""
-    if type(body) in _QUEUE:
-        items = ITEM_COST * max(0, len(_items(body)) - 1)
+    field = _QUEUE.get(type(body))
+    if field is not None:
+        items = ITEM_COST * max(0, len(getattr(body, field)) - 1) if field else 0.0
         return 1.0 + QUEUE_COST + items + nbytes // ITEM_BYTES_PER_FRAME
     cost = 1.0 + nbytes // BYTES_PER_FRAME
     if isinstance(body, LogLines):
@@ -75,12 +76,6 @@ def cost_of(body: Message, nbytes: int) -> float:
     if isinstance(body, Metrics):
         return cost + REPORT_COST + VALUE_COST * sum(len(point.values) for point in body.points)
     return cost + REPORT_COST if isinstance(body, Event) else cost
-
-
-def _items(body: Message) -> Sequence[QueueEntry | str]:
-    if isinstance(body, QueuePutMany | TopicPublish):
-        return body.items
-    return body.leases if isinstance(body, QueueAckMany | QueueExtendMany) else ()
 
 
 class RequestMeter:

@@ -67,7 +67,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 TURN_S = 0.002
-"""A session yields to the others after this time, even if more of its frames have arrived."""
+"""A session yields to the others after so much handling, even if more of its frames have come."""
 
 STALLED_S = 2.0
 """A longer pause between two sweeps means that the hub itself stalled, not its peers."""
@@ -310,39 +310,44 @@ class Sessions:
         return broken
 
     async def _read(self, session: Session, receive: Receive) -> None:
-        clock, relay, listener = self._clock, self.relay, self.listener
-        turn = clock.monotonic()
+        clock, turn_s = self._clock, 0.0
         while True:
             message = await receive()
-            if clock.monotonic() - turn > TURN_S:  # `receive` does not yield if a frame is queued
-                await asyncio.sleep(0.0)
-                turn = clock.monotonic()
+            session.last_seen = clock.monotonic()
             if message["type"] != "websocket.receive":
                 if message.get("code") == TOO_LARGE:  # the server has closed already
                     raise FrameTooLarge(
                         "a frame is too large", expected=f"at most {MAX_FRAME_BYTES} bytes"
                     )
                 return
-            session.last_seen = clock.monotonic()
             data = message.get("bytes")
             if data is None:
                 raise WireError("unexpected text message", expected="binary messages only")
-            frame = decode(data)
-            if frame.kind is Kind.RELAY:
-                if session.identity.role == PROGRAM:
-                    raise WireError("a program uses queues only", given="a payload for a member")
-                relay.forward(session, frame)
-                if len(data) >= LARGE_BYTES:
-                    continue  # credits limit these
-                cost = 1.0
-            else:
-                envelope = unpack(frame)
-                cost = cost_of(envelope.body, len(data))
-                if listener is not None:
-                    listener.received(session, envelope)
-            pause_s = session.meter.took(session.last_seen, cost)
-            if pause_s := max(pause_s, self.pause_of(session.identity, cost)):
+            pause_s = self._received(session, data)
+            # `receive` does not yield if a frame is queued. Only what handling takes is counted:
+            # a session that waited has yielded.
+            turn_s += clock.monotonic() - session.last_seen
+            if pause_s or turn_s > TURN_S:
+                turn_s = 0.0
                 await asyncio.sleep(pause_s)  # of this session's own connection only
+
+    def _received(self, session: Session, data: bytes) -> float:
+        """Handle a frame; return the seconds to wait before the next one of its session is read."""
+        frame = decode(data)
+        if frame.kind is Kind.RELAY:
+            if session.identity.role == PROGRAM:
+                raise WireError("a program uses queues only", given="a payload for a member")
+            self.relay.forward(session, frame)
+            if len(data) >= LARGE_BYTES:
+                return 0.0  # credits limit these
+            cost = 1.0
+        else:
+            envelope = unpack(frame)
+            cost = cost_of(envelope.body, len(data))
+            if self.listener is not None:
+                self.listener.received(session, envelope)
+        pause_s = session.meter.took(session.last_seen, cost)
+        return max(pause_s, self.pause_of(session.identity, cost))
 
     def _report_rejected(
         self, peer: str, error: AtollError, scope: Scope, *, job: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll.hub.sessions.session as session_module
-from atoll.clock import RealClock
+from atoll.clock import Clock, RealClock, VirtualClock
 from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.db.database import Database
 from atoll.hub.quotas.limits import Quotas
@@ -79,10 +79,29 @@ def test_a_session_hands_over_although_all_its_frames_have_come(
 ) -> None:
     """To receive what has come already does not wait, so it has to let the others in itself."""
     monkeypatch.setattr(session_module, "TURN_S", 0.0)
-    left = [pack(Beat())] * 1_000
-    turns = 0
+    assert turns_beside(frames=1_000, wait=False) > 500
+
+
+def test_a_session_that_waited_for_its_frame_has_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn more for each frame cost a third of the rate of a thousand producers."""
+    monkeypatch.setattr(session_module, "TURN_S", 3_600.0)
+    clock = VirtualClock()
+    assert turns_beside(frames=100, wait=True, clock=clock) < 110
+    assert clock.monotonic() > 100 * 3_600.0
+
+
+def turns_beside(*, frames: int, wait: bool, clock: Clock | None = None) -> int:
+    """Return how often another task gets its turn while a session reads so many frames."""
+    left, turns = [pack(Beat())] * frames, 0
+    time = clock or RealClock()
 
     async def receive() -> dict[str, object]:
+        if wait:
+            assert isinstance(time, VirtualClock)
+            time.advance(2 * 3_600.0)
+            await asyncio.sleep(0)
         if left:
             return {"type": "websocket.receive", "bytes": left.pop()}
         return {"type": "websocket.disconnect"}
@@ -95,7 +114,7 @@ def test_a_session_hands_over_although_all_its_frames_have_come(
 
     async def both() -> None:
         unused: Any = None
-        sessions = Sessions(auth=unused, clock=RealClock(), tasks=Tasks())
+        sessions = Sessions(auth=unused, clock=time, tasks=Tasks())
         session = Session(
             "j/w0", "i1", Identity("job", "j", "w0"), None, SendQueue(on_written=unused), 0.0,
             meter=RequestMeter(0.0),
@@ -105,7 +124,7 @@ def test_a_session_hands_over_although_all_its_frames_have_come(
         await beside
 
     asyncio.run(both())
-    assert turns > 500
+    return turns
 
 
 def test_reports_of_one_session_are_stored_in_turns(tmp_path: Path) -> None:
