@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
@@ -95,29 +96,33 @@ class SendQueue:
         self.control_bytes = sum(len(frame) for frame, _ in self._control)
 
     async def drain(self, send: Send) -> None:
-        """Write frames until cancelled; a connection has one such writer.
+        """Write frames until cancelled, or the connection breaks, which its reader reports.
 
-        ``send`` waits first and writes at its end, so a frame with a cancelled ``send`` was not
-        written and stays first in the queue.
+        A connection has one such writer. ``send`` waits first and writes at its end, so a frame
+        with a cancelled ``send`` was not written and stays first in the queue.
         """
-        while True:
-            if self._control:
-                entry = self._control[0]
-                await send({"type": "websocket.send", "bytes": entry[0]})
-                if self._control and self._control[0] is entry:
-                    self._control.popleft()
-                    self.control_bytes -= len(entry[0])
-            elif self._relayed:
-                frame = self._relayed[0]
-                await send({"type": "websocket.send", "bytes": frame.raw})
-                if self._relayed and self._relayed[0] is frame:
-                    self._relayed.popleft()
-                    self.relay_bytes -= len(frame.raw)
-                    self._on_written(frame)
-            else:
-                self._wake.clear()
-                self._idle = send
-                try:
-                    await self._wake.wait()
-                finally:
-                    self._idle = None
+        with contextlib.suppress(OSError):
+            while True:
+                await self._write_next(send)
+
+    async def _write_next(self, send: Send) -> None:
+        if self._control:
+            entry = self._control[0]
+            await send({"type": "websocket.send", "bytes": entry[0]})
+            if self._control and self._control[0] is entry:
+                self._control.popleft()
+                self.control_bytes -= len(entry[0])
+        elif self._relayed:
+            frame = self._relayed[0]
+            await send({"type": "websocket.send", "bytes": frame.raw})
+            if self._relayed and self._relayed[0] is frame:
+                self._relayed.popleft()
+                self.relay_bytes -= len(frame.raw)
+                self._on_written(frame)
+        else:
+            self._wake.clear()
+            self._idle = send
+            try:
+                await self._wake.wait()
+            finally:
+                self._idle = None

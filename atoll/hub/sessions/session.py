@@ -8,7 +8,6 @@ than `DEAD_AFTER_S`. A new incarnation at the same address replaces the old proc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
@@ -286,7 +285,7 @@ class Sessions:
         try:
             frame = pack(welcome, id=hello.id, reply=True)
             await send({"type": "websocket.send", "bytes": frame})
-            writer = asyncio.create_task(_write(session.send_queue, send), name="session writer")
+            writer = asyncio.create_task(session.send_queue.drain(send), name="session writer")
             if self.listener is not None:
                 self.listener.opened(session, resumed=resumed)
             await self._read(session, receive)
@@ -388,12 +387,6 @@ class Sessions:
         self.relay.receiver_lost(session)
         if self.listener is not None:
             self.listener.lost(session)
-
-
-async def _write(queue: SendQueue, send: Send) -> None:
-    """Drain a queue; a broken connection ends it silently, since the reader reports it."""
-    with contextlib.suppress(OSError):
-        await queue.drain(send)
 
 
 async def _stop(writer: asyncio.Task[None] | None) -> None:
