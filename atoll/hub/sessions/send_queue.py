@@ -103,26 +103,23 @@ class SendQueue:
         """
         with contextlib.suppress(OSError):
             while True:
-                await self._write_next(send)
-
-    async def _write_next(self, send: Send) -> None:
-        if self._control:
-            entry = self._control[0]
-            await send({"type": "websocket.send", "bytes": entry[0]})
-            if self._control and self._control[0] is entry:
-                self._control.popleft()
-                self.control_bytes -= len(entry[0])
-        elif self._relayed:
-            frame = self._relayed[0]
-            await send({"type": "websocket.send", "bytes": frame.raw})
-            if self._relayed and self._relayed[0] is frame:
-                self._relayed.popleft()
-                self.relay_bytes -= len(frame.raw)
-                self._on_written(frame)
-        else:
-            self._wake.clear()
-            self._idle = send
-            try:
-                await self._wake.wait()
-            finally:
-                self._idle = None
+                if self._control:
+                    entry = self._control[0]
+                    await send({"type": "websocket.send", "bytes": entry[0]})
+                    if self._control and self._control[0] is entry:
+                        self._control.popleft()
+                        self.control_bytes -= len(entry[0])
+                elif self._relayed:
+                    frame = self._relayed[0]
+                    await send({"type": "websocket.send", "bytes": frame.raw})
+                    if self._relayed and self._relayed[0] is frame:
+                        self._relayed.popleft()
+                        self.relay_bytes -= len(frame.raw)
+                        self._on_written(frame)
+                else:
+                    self._wake.clear()
+                    self._idle = send
+                    try:
+                        await self._wake.wait()
+                    finally:
+                        self._idle = None
