@@ -34,7 +34,7 @@ RATES = {
     "0.1M": (4e-3, 8e-3, 1.6e-2), "1M": (1.5e-3, 3e-3, 6e-3), "10M": (5e-4, 1e-3, 2e-3),
     "images": (2e-2, 4e-2, 8e-2),
 }  # fmt: skip
-"""Of AdamW; those of Muon are twice as high."""
+"""Of AdamW; those of Muon are four times as high."""
 CHOSEN_ON = 100
 """Seed of the choice of the rate."""
 STEPS = 2000
@@ -99,7 +99,7 @@ def todo(ledger: Ledger, trials: Sequence[Trial]) -> list[Trial]:
 def choices(setting: Setting, members: Sequence[int], rates: Sequence[float]) -> list[Trial]:
     """Return the runs by which data parallel's rates are chosen."""
     return [
-        Trial(base, size, CHOSEN_ON, at(setting, rate * (2 if base.train == MUON else 1)))
+        Trial(base, size, CHOSEN_ON, at(setting, rate * (4 if base.train == MUON else 1)))
         for size in members
         for base in BASES
         for rate in rates

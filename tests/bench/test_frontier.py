@@ -45,11 +45,11 @@ def test_a_rate_is_chosen_for_each_optimizer_on_another_seed(tmp_path: Path) -> 
     assert comparison(ledger, chosen, [0], ROWS) == []  # no rate is known yet
     for trial in chosen:
         muon = bool(trial.row.train)
-        kept(ledger, trial, abs(trial.setting.lr - (8e-3 if muon else 1e-3)), sent=1)
+        kept(ledger, trial, abs(trial.setting.lr - (1.6e-2 if muon else 1e-3)), sent=1)
     trials = comparison(ledger, chosen, [0], ROWS)
     assert len(trials) == len(BASES) + len(ROWS)
     rates = {(bool(trial.row.train), trial.setting.lr) for trial in trials}
-    assert rates == {(False, 1e-3), (True, 8e-3)}
+    assert rates == {(False, 1e-3), (True, 1.6e-2)}
 
 
 def test_methods_are_compared_with_ddp_by_their_own_optimizer(tmp_path: Path) -> None:
