@@ -1,7 +1,9 @@
 """Fewest bytes at data parallel's loss: `python -m bench.frontier`, JSON on stdout.
 
-For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, and
-methods with few bytes at the same rate and equal tokens. A method's figures are its held-out loss
+For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, to
+which further ones are added while the best is the highest or lowest, and methods with few bytes at
+equal tokens, each at the better of that rate and half of it: members that average seldom cannot
+take as high a rate as those that average in every step. A method's figures are its held-out loss
 over that of data parallel with the same optimizer and seed (`loss_gap`), over data parallel by
 AdamW, and how many times fewer bytes a member sends. `best` is the method with the fewest bytes
 whose mean `loss_gap` is at most `--within`.
@@ -107,29 +109,56 @@ def choices(setting: Setting, members: Sequence[int], rates: Sequence[float]) ->
 
 
 def best_rate(ledger: Ledger, trials: Sequence[Trial]) -> float | None:
-    """Return the rate with the least loss; None while not all were tried."""
+    """Return the rate with the least loss; None while not all were tried, or without any."""
     losses: dict[float, float] = {}
     for trial in trials:
         key = key_of(trial)
         if key not in ledger:
             return None
         losses[trial.setting.lr] = ledger.of(**key)[0]["loss"]
-    return min(losses, key=losses.__getitem__)
+    return min(losses, key=losses.__getitem__, default=None)
+
+
+def further(ledger: Ledger, bases: Sequence[Trial]) -> list[Trial]:
+    """Return data parallel at a rate beyond those tried, where the best is an outermost one."""
+    found = []
+    for size in dict.fromkeys(trial.members for trial in bases):
+        for base in BASES:
+            mine = _of(bases, size, base)
+            best = best_rate(ledger, mine)
+            rates = [trial.setting.lr for trial in mine]
+            if best is not None and best in (min(rates), max(rates)):
+                beyond = best * 2 if best == max(rates) else best / 2
+                found.append(Trial(base, size, CHOSEN_ON, at(mine[0].setting, beyond)))
+    return found
+
+
+def own_choices(ledger: Ledger, bases: Sequence[Trial], rows: Sequence[Row]) -> list[Trial]:
+    """Return the runs by which the rates of methods are chosen, where data parallel has one."""
+    return [
+        Trial(row, size, CHOSEN_ON, at(bases[0].setting, rate * share))
+        for size in dict.fromkeys(trial.members for trial in bases)
+        for row in rows
+        if (rate := best_rate(ledger, _of(bases, size, base_of(row)))) is not None
+        for share in (1.0, 0.5)
+    ]
 
 
 def comparison(
     ledger: Ledger, chosen: Sequence[Trial], seeds: Sequence[int], rows: Sequence[Row]
 ) -> list[Trial]:
     """Return the runs to compare, the first seed of all methods first."""
-    trials = []
-    for seed in seeds:
-        for size in sorted({trial.members for trial in chosen}):
-            for row in (*BASES, *rows):
-                mine = [t for t in chosen if (t.members, t.row) == (size, base_of(row))]
-                rate = best_rate(ledger, mine)
-                if rate is not None:
-                    trials.append(Trial(row, size, seed, at(mine[0].setting, rate)))
-    return trials
+    return [
+        Trial(row, size, seed, at(chosen[0].setting, rate))
+        for seed in seeds
+        for size in dict.fromkeys(trial.members for trial in chosen)
+        for row in (*BASES, *rows)
+        if (rate := best_rate(ledger, _of(chosen, size, row))) is not None
+    ]
+
+
+def _of(trials: Sequence[Trial], members: int, row: Row) -> list[Trial]:
+    return [trial for trial in trials if (trial.members, trial.row) == (members, row)]
 
 
 def report(ledger: Ledger, setting: Setting) -> Iterator[dict[str, Any]]:
@@ -199,9 +228,17 @@ def main() -> None:
     members = [int(size) for size in given.members.split(",")]
     rows = named(given.rows, ROWS)
     chosen = choices(setting, members, RATES[given.size])
-    fill(ledger, todo(ledger, chosen), once, processes=given.processes, deadline=deadline)
-    trials = comparison(ledger, chosen, given.seeds, rows)
-    fill(ledger, todo(ledger, trials), once, processes=given.processes, deadline=deadline)
+
+    def run_all(trials: Sequence[Trial]) -> None:
+        fill(ledger, todo(ledger, trials), once, processes=given.processes, deadline=deadline)
+
+    run_all(chosen)
+    while more := further(ledger, chosen):
+        run_all(more)
+        chosen += more
+    chosen += (own := own_choices(ledger, chosen, rows))
+    run_all(own)
+    run_all(comparison(ledger, chosen, given.seeds, rows))
     figures = list(report(ledger, setting))
     close = [row for row in figures if row["loss_gap"] <= given.within]
     best = {

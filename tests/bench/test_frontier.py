@@ -15,8 +15,10 @@ from bench.frontier import (
     base_of,
     choices,
     comparison,
+    further,
     key_of,
     once,
+    own_choices,
     report,
     todo,
 )
@@ -27,7 +29,7 @@ from bench.methods.setting import SIZES, Setting
 from bench.methods.together import fill
 
 TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
-RATES = (1e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3)
 
 
 def test_every_size_has_rates() -> None:
@@ -39,17 +41,37 @@ def kept(ledger: Ledger, trial: Trial, loss: float, sent: int) -> None:
     ledger.add({**key_of(trial), **record})
 
 
-def test_a_rate_is_chosen_for_each_optimizer_on_another_seed(tmp_path: Path) -> None:
+def test_rates_are_chosen_on_another_seed(tmp_path: Path) -> None:
     ledger, chosen = Ledger(tmp_path / "runs.jsonl"), choices(TINY, [2], RATES)
     assert {trial.seed for trial in chosen} == {CHOSEN_ON}
-    assert comparison(ledger, chosen, [0], ROWS) == []  # no rate is known yet
+    assert own_choices(ledger, chosen, ROWS) == []  # no rate is known yet
+    assert comparison(ledger, chosen, [0], ROWS) == []
+    best = {True: 1.6e-2, False: 2e-3}  # by Muon and by AdamW
     for trial in chosen:
-        muon = bool(trial.row.train)
-        kept(ledger, trial, abs(trial.setting.lr - (1.6e-2 if muon else 1e-3)), sent=1)
-    trials = comparison(ledger, chosen, [0], ROWS)
+        kept(ledger, trial, abs(trial.setting.lr - best[bool(trial.row.train)]), sent=1)
+    own = own_choices(ledger, chosen, ROWS)
+    assert {t.setting.lr for t in own if t.row.train} == {1.6e-2, 0.8e-2}
+    for trial in own:  # half the rate suits `sparseloco` only
+        kept(ledger, trial, trial.setting.lr * (-1 if trial.row.preset == "sparseloco" else 1), 1)
+    trials = comparison(ledger, [*chosen, *own], [0], ROWS)
     assert len(trials) == len(BASES) + len(ROWS)
-    rates = {(bool(trial.row.train), trial.setting.lr) for trial in trials}
-    assert rates == {(False, 1e-3), (True, 1.6e-2)}
+    rates = {(t.row.preset, bool(t.row.train), t.setting.lr) for t in trials}
+    assert rates == {
+        ("ddp", False, 2e-3), ("ddp", True, 1.6e-2), ("diloco", False, 1e-3),
+        ("muloco", True, 0.8e-2), ("sparseloco", False, 2e-3), ("sparseloco", True, 1.6e-2),
+    }  # fmt: skip
+
+
+def test_a_rate_is_looked_for_beyond_the_outermost_ones(tmp_path: Path) -> None:
+    ledger, chosen = Ledger(tmp_path / "runs.jsonl"), choices(TINY, [2], RATES)
+    assert further(ledger, chosen) == []  # no rate is known yet
+    for trial in chosen:
+        kept(ledger, trial, -trial.setting.lr if trial.row.train else trial.setting.lr, sent=1)
+    more = further(ledger, chosen)
+    assert [(bool(t.row.train), t.setting.lr) for t in more] == [(False, 0.5e-3), (True, 3.2e-2)]
+    for trial in more:
+        kept(ledger, trial, 1.0, sent=1)
+    assert further(ledger, [*chosen, *more]) == []
 
 
 def test_methods_are_compared_with_ddp_by_their_own_optimizer(tmp_path: Path) -> None:
