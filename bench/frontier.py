@@ -2,11 +2,10 @@
 
 For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, to
 which further ones are added while the best is the highest or lowest, and methods with few bytes at
-equal tokens, each at the better of that rate and half of it: members that average seldom cannot
-take as high a rate as those that average in every step. A method's figures are its held-out loss
-over that of data parallel with the same optimizer and seed (`loss_gap`), over data parallel by
-AdamW, and how many times fewer bytes a member sends. `best` is the method with the fewest bytes
-whose mean `loss_gap` is at most `--within`.
+equal tokens, each at the best of that rate, half and twice of it. A method's figures are its
+held-out loss over that of data parallel with the same optimizer and seed (`loss_gap`), over data
+parallel by AdamW, and how many times fewer bytes a member sends. `best` is the method with the
+fewest bytes whose mean `loss_gap` is at most `--within`.
 
 Rates were chosen on seed 100, which has other initial values and other shards than those
 reported: seeds 0, 1, 2. What has ended is kept in `--out` and not run again; `--minutes` begins no
@@ -43,7 +42,9 @@ STEPS = 2000
 SPARSE = {"shared_steps": 170}
 DILOCO = SPARSE | {"outer_lr": 0.8, "outer_momentum": 0.75}
 """docs/measured/tuning.md."""
-QUARTER, SIXTEENTH = (f"feedback:0.95(topk:{share}:4096|mean2)" for share in (0.25, 0.0625))
+QUARTER, SIXTEENTH, THIRTYSECOND = (
+    f"feedback:0.95(topk:{share}:4096|mean2)" for share in (0.25, 0.0625, 0.03125)
+)
 MUON = {"optimizer": "muon"}
 
 
@@ -64,6 +65,7 @@ ROWS: tuple[Row, ...] = (
     _row("muloco/int2", "feedback(int2)", 35, train=MUON),
     _row("muloco/int2", "feedback(int2)", 62, train=MUON),
     _row("sparseloco muon 1/16", SIXTEENTH, 15, train=MUON),
+    _row("sparseloco muon 1/32", THIRTYSECOND, 8, train=MUON),
 )
 
 
@@ -140,7 +142,7 @@ def own_choices(ledger: Ledger, bases: Sequence[Trial], rows: Sequence[Row]) -> 
         for size in dict.fromkeys(trial.members for trial in bases)
         for row in rows
         if (rate := best_rate(ledger, _of(bases, size, base_of(row)))) is not None
-        for share in (1.0, 0.5)
+        for share in (1.0, 0.5, 2.0)
     ]
 
 

@@ -50,15 +50,15 @@ def test_rates_are_chosen_on_another_seed(tmp_path: Path) -> None:
     for trial in chosen:
         kept(ledger, trial, abs(trial.setting.lr - best[bool(trial.row.train)]), sent=1)
     own = own_choices(ledger, chosen, ROWS)
-    assert {t.setting.lr for t in own if t.row.train} == {1.6e-2, 0.8e-2}
-    for trial in own:  # half the rate suits `sparseloco` only
+    assert {t.setting.lr for t in own if t.row.train} == {1.6e-2, 0.8e-2, 3.2e-2}
+    for trial in own:  # twice the rate suits `sparseloco` only
         kept(ledger, trial, trial.setting.lr * (-1 if trial.row.preset == "sparseloco" else 1), 1)
     trials = comparison(ledger, [*chosen, *own], [0], ROWS)
     assert len(trials) == len(BASES) + len(ROWS)
     rates = {(t.row.preset, bool(t.row.train), t.setting.lr) for t in trials}
     assert rates == {
         ("ddp", False, 2e-3), ("ddp", True, 1.6e-2), ("diloco", False, 1e-3),
-        ("muloco", True, 0.8e-2), ("sparseloco", False, 2e-3), ("sparseloco", True, 1.6e-2),
+        ("muloco", True, 0.8e-2), ("sparseloco", False, 4e-3), ("sparseloco", True, 3.2e-2),
     }  # fmt: skip
 
 
