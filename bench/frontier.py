@@ -1,11 +1,11 @@
 """Fewest bytes at data parallel's loss: `python -m bench.frontier`, JSON on stdout.
 
-For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, to
-which further ones are added while the best is the highest or lowest, and methods with few bytes at
-equal tokens, each at the best of that rate, half and twice of it. A method's figures are its
-held-out loss over that of data parallel with the same optimizer and seed (`loss_gap`), over data
-parallel by AdamW, and how many times fewer bytes a member sends. `best` is the method with the
-fewest bytes whose mean `loss_gap` is at most `--within`.
+For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, and
+methods with few bytes at equal tokens, each at the best of that rate, half and twice of it; further
+rates are tried while the best is the highest or lowest. A method's figures are its held-out loss
+over that of data parallel with the same optimizer and seed (`loss_gap`), over data parallel by
+AdamW, and how many times fewer bytes a member sends. `best` is the method with the fewest bytes
+whose mean `loss_gap` is at most `--within`.
 
 Rates were chosen on seed 100, which has other initial values and other shards than those
 reported: seeds 0, 1, 2. What has ended is kept in `--out` and not run again; `--minutes` begins no
@@ -121,17 +121,17 @@ def best_rate(ledger: Ledger, trials: Sequence[Trial]) -> float | None:
     return min(losses, key=losses.__getitem__, default=None)
 
 
-def further(ledger: Ledger, bases: Sequence[Trial]) -> list[Trial]:
-    """Return data parallel at a rate beyond those tried, where the best is an outermost one."""
+def further(ledger: Ledger, trials: Sequence[Trial]) -> list[Trial]:
+    """Return a trial beyond the rates that were tried, where the best is an outermost one."""
     found = []
-    for size in dict.fromkeys(trial.members for trial in bases):
-        for base in BASES:
-            mine = _of(bases, size, base)
-            best = best_rate(ledger, mine)
-            rates = [trial.setting.lr for trial in mine]
-            if best is not None and best in (min(rates), max(rates)):
-                beyond = best * 2 if best == max(rates) else best / 2
-                found.append(Trial(base, size, CHOSEN_ON, at(mine[0].setting, beyond)))
+    rows = {(trial.members, trial.row.name): trial.row for trial in trials}
+    for (size, _), row in rows.items():
+        mine = _of(trials, size, row)
+        best = best_rate(ledger, mine)
+        rates = [trial.setting.lr for trial in mine]
+        if best is not None and best in (min(rates), max(rates)):
+            beyond = best * 2 if best == max(rates) else best / 2
+            found.append(Trial(row, size, CHOSEN_ON, at(mine[0].setting, beyond)))
     return found
 
 
@@ -229,18 +229,20 @@ def main() -> None:
     deadline = RealClock().monotonic() + 60 * given.minutes if given.minutes else float("inf")
     members = [int(size) for size in given.members.split(",")]
     rows = named(given.rows, ROWS)
-    chosen = choices(setting, members, RATES[given.size])
 
     def run_all(trials: Sequence[Trial]) -> None:
         fill(ledger, todo(ledger, trials), once, processes=given.processes, deadline=deadline)
 
-    run_all(chosen)
-    while more := further(ledger, chosen):
-        run_all(more)
-        chosen += more
-    chosen += (own := own_choices(ledger, chosen, rows))
-    run_all(own)
-    run_all(comparison(ledger, chosen, given.seeds, rows))
+    def choose(trials: list[Trial]) -> list[Trial]:
+        run_all(trials)
+        while more := further(ledger, trials):
+            run_all(more)
+            trials += more
+        return trials
+
+    bases = choose(choices(setting, members, RATES[given.size]))
+    own = choose(own_choices(ledger, bases, rows))
+    run_all(comparison(ledger, [*bases, *own], given.seeds, rows))
     figures = list(report(ledger, setting))
     close = [row for row in figures if row["loss_gap"] <= given.within]
     best = {
