@@ -85,7 +85,7 @@ def test_a_session_hands_over_although_all_its_frames_have_come(
 def test_a_session_that_waited_for_its_frame_has_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A turn more for each frame cost a third of the rate of a thousand producers."""
+    """A turn more for each frame cost a thousand producers an eighth of their rate."""
     monkeypatch.setattr(session_module, "TURN_S", 3_600.0)
     clock = VirtualClock()
     assert turns_beside(frames=100, wait=True, clock=clock) < 110
