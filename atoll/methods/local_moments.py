@@ -23,7 +23,7 @@ class DesLoc(Method):
         Preset(
             name="des-loc",
             codec="feedback(int8)",
-            loss="4 % worse to 8 % better than `diloco`; images: 8 % worse to 23 % better",
+            loss="4 % worse to 8 % better than `diloco`; images: 10 % worse to 23 % better",
             line="Local Adam that averages parameters and both moments, each at its own period",
             good_for="members that come and go: their moments are near each other's",
             papers=(
@@ -74,7 +74,7 @@ class MTDAO(DesLoc):
         Preset(
             name="mt-dao",
             codec="feedback(int8)",
-            loss="within 5 % of `diloco`; images: 5 % worse to 31 % better",
+            loss="within 5 % of `diloco`; images: 9 % worse to 31 % better",
             line="Local Adam with a second, slow momentum that outlasts a round",
             good_for="long intervals, where Adam's own momentum forgets the common direction",
             papers=(

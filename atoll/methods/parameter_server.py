@@ -27,7 +27,7 @@ class Asynchronous(Method):
         Preset(
             name="async-diloco",
             codec="feedback(int8)",
-            loss="8 % worse to 8 % better than `diloco`; images: 6 to 19 % worse",
+            loss="8 % worse to 8 % better than `diloco`; images: 1 to 54 % worse",
             line="members push updates when they are ready; delayed Nesterov on the server",
             good_for="machines of different speed that should never wait",
             papers=(

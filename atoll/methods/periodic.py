@@ -138,7 +138,7 @@ class DiLoCo(Method):
             codec="feedback(int2)",
             options={"every": 30},
             optimizer="muon",
-            loss="4 % worse to 12 % better than `diloco`; images: 9 to 14 % worse",
+            loss="4 % worse to 12 % better than `diloco`; images: 6 to 46 % worse",
             line="DiLoCo with Muon inside; pseudo-gradients tolerate 2 to 4 bits",
             good_for="the least bytes per round at DiLoCo's loss",
             papers=(
@@ -152,7 +152,7 @@ class DiLoCo(Method):
             codec="feedback:0.95(topk:0.0625:4096|mean2)",
             options={"every": 10, "outer_optimizer": "sgd", "outer_lr": 1.0},
             loss="5 to 24 % better than `diloco` in short runs, worse in long ones; images: "
-            "8 % better to 6 % worse",
+            "8 % better to 15 % worse",
             line="DiLoCo that sends 1 of 16 values in 2 bits; fading feedback for momentum",
             good_for="uploads slower than downloads: 64 times fewer bytes a round than fp32",
             papers=(
