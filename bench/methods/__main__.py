@@ -91,7 +91,12 @@ def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, An
     same = {"steps": setting.steps, "scale": setting.scale}
     records = ledger.of("run", **same)
     return {
-        "rows": make_rows(records, ledger.of("reference", **same), clock=clock),
+        "rows": make_rows(
+            records,
+            ledger.of("reference", **same),
+            clock=clock,
+            walls=ledger.of("wall", route="relay", **same),
+        ),
         "shapes": judge(records),
         "parameters": max((record["parameters"] for record in records), default=0),
         "scale": setting.scale,

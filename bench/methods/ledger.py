@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-KEY = ("kind", "row", "members", "seed", "steps", "scale")
+KEY = ("kind", "row", "members", "seed", "steps", "scale", "link", "route")
 
 
 class Ledger:

@@ -158,8 +158,9 @@ def main() -> None:
     parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs/measured/benchmarks.md")
     given = parser.parse_args()
     ledger = Ledger(given.file)
-    runs = ledger.of("run", steps=FULL.steps, scale=FULL.scale)
-    everything = make_rows(runs, [], clock=Clock())
+    same = {"steps": FULL.steps, "scale": FULL.scale}
+    runs, walls = ledger.of("run", **same), ledger.of("wall", route="relay", **same)
+    everything = make_rows(runs, [], clock=Clock(), walls=walls)
     page = given.benchmarks
     text = page.read_text(encoding="utf-8")
     page.write_text(with_tables(text, everything, judge(runs)), encoding="utf-8")

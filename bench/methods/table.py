@@ -12,16 +12,28 @@ from bench.methods.shapes import Interval
 
 
 def make_rows(
-    records: Sequence[Record], references: Sequence[Record], *, clock: Clock
+    records: Sequence[Record],
+    references: Sequence[Record],
+    *,
+    clock: Clock,
+    walls: Sequence[Record] = (),
 ) -> list[dict[str, Any]]:
-    """Return one row per method, codec and number of members, over the seeds that were run."""
+    """Return one row per method, codec and number of members, over the seeds that were run.
+
+    Args:
+        records: runs in memory.
+        references: comparisons of rows with their references.
+        clock: the wall times of rows that were not measured.
+        walls: runs in the network lab, by the hub (`python -m bench.methods.lab`).
+    """
     by: dict[tuple[str, int], list[Record]] = {}
     for record in records:
         by.setdefault((record["row"], record["members"]), []).append(record)
     order = {row.name: index for index, row in enumerate(ROWS)}
     compared = {record["row"]: _reference(record) for record in references}
+    measured = {(w["row"], w["members"], w["link"]): w["wall_s"] for w in walls}
     return [
-        _row(name, members, runs, clock, compared.get(name))
+        _row(name, members, runs, clock, compared.get(name), measured)
         for (name, members), runs in sorted(
             by.items(), key=lambda item: (item[0][1], order.get(item[0][0], len(order)))
         )
@@ -34,6 +46,7 @@ def _row(
     runs: Sequence[Record],
     clock: Clock,
     reference: Mapping[str, Any] | None,
+    measured: Mapping[tuple[str, int, str], float],
 ) -> dict[str, Any]:
     first, loss = runs[0], Interval.of([run["loss"] for run in runs]).plain()
     tokens, steps = first["tokens_per_node"], first["steps"]
@@ -53,11 +66,13 @@ def _row(
         "rounds": first["rounds"],
         "identical": all(run["identical"] for run in runs),
         "wall_s": {
-            label: round(
+            label: measured.get((name, members, label))
+            or round(
                 clock.wall_s(first["exchanges"], steps=steps, rate_bps=rate, overlap=overlap), 1
             )
             for label, rate in RATES_BPS.items()
         },
+        "wall_measured": [label for label in RATES_BPS if (name, members, label) in measured],
         "reference": reference,
     }
 
@@ -90,11 +105,17 @@ def printed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             **({"accuracy": row["accuracy"]} if classified else {}),
             "bytes/token": round(row["bytes_per_node_per_token"], 3),
             "peak": row["peak_bytes"],
-            **{label: row["wall_s"][label] for label in RATES_BPS},
+            **{label: wall(row, label) for label in RATES_BPS},
             "reference": _deviation(row["reference"]),
         }
         for row in rows
     ]
+
+
+def wall(row: Mapping[str, Any], label: str) -> str:
+    """Return the seconds of a row on a line; `~`: by the model."""
+    about = "" if label in row["wall_measured"] else "~"
+    return f"{about}{row['wall_s'][label]:.0f} s"
 
 
 def _interval(bounds: Sequence[float | None]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.methods.modelled import RATES_BPS
+from bench.methods.table import wall
 
 BEGIN = "<!-- tables: python -m bench.methods.plots -->"
 END = "<!-- end of tables -->"
@@ -29,7 +30,7 @@ def methods(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [
             row["row"], f"`{row['codec']}`", str(row["members"]), f"{row['loss']:.3f}",
             interval(row["loss_interval"]), number(row["bytes_per_node_per_token"]),
-            size(row["peak_bytes"]), *(f"{row['wall_s'][name]:.0f} s" for name in RATES_BPS),
+            size(row["peak_bytes"]), *(wall(row, name) for name in RATES_BPS),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

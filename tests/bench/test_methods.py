@@ -197,6 +197,18 @@ def test_the_rows_of_the_table_have_what_was_asked_for() -> None:
     json.dumps(rows)
 
 
+def test_a_wall_time_that_was_measured_replaces_the_modelled_one() -> None:
+    wall = {"row": "ddp", "members": 4, "link": "100 Mbit/s", "wall_s": 12.0}
+    runs = [record("ddp", 1.0), record("ddp", 1.0, members=8)]
+    four, eight = (
+        printed([row])[0] for row in make_rows(runs, [], clock=Clock(step_s=0.1), walls=[wall])
+    )
+    assert [four[name] for name in ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s")] == [
+        "~60 s", "12 s", "~60 s",
+    ]  # fmt: skip
+    assert eight["100 Mbit/s"] == "~60 s"
+
+
 # ------------------------------------------------------------------------ figures and index
 
 
