@@ -98,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         "methods",
         "config",
+        "wire",
         "fleet",
         "rounds",
         "task",

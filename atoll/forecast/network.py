@@ -3,9 +3,11 @@
 Legend: S bytes, B bytes per second of a line, r round trip of a member to the hub, n members.
 
 Relay    every member asks the hub and is answered (r), sends S, gets the result, and votes (r).
-         The reducer answers when it has everything, so both directions do not overlap, and the
-         hub's own line bears all members. A far member with a fast line and a near one with a slow
-         line are done sooner than both maxima together: times are counted for each member.
+         What all have sent the beginning of comes down while the rest goes up (fp32, bf16, fp16,
+         int8, sigma8); with other codecs the reducer answers when it has everything, and both
+         directions do not overlap. The hub's own line bears all members. A far member with a
+         fast line and a near one with a slow line are done sooner than both maxima together: times
+         are counted for each member.
 Direct   the same two questions to the hub; between them a ring for fp32 (2 (n - 1) steps of S / n),
          else two all-to-all exchanges, or the collective named. A member near the hub has the plan
          earlier and begins before the others, so that times are counted for each member: with a far
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 
 from atoll.fleet.fleet import MBPS, Fleet, Machine, Path
 from atoll.group.collectives.topology import folded, group_size
+from atoll.wire.limits import CHUNK_BYTES
 
 FIRST_WINDOW_BYTES = 10 * 1448
 """TCP's first window."""
@@ -48,6 +51,9 @@ class Exchange:
     relay_received: float
     direct_sent: float
     direct_received: float
+    relay_last: float = math.inf
+    """Of those received from the hub, what waits for the last byte that any member sends; the rest
+    comes down while the others are still sending (:mod:`atoll.reducer.early`)."""
     plain: bool = False
     """fp32 without a codec, which goes round a ring on the direct route."""
 
@@ -113,7 +119,13 @@ def relay_round_s(
             )
         )  # the plan's way or the last verdict's, then the vote's
         pauses = [pause_s + ask_time_s + max(received), pause_s + ask_time_s + max(sent)]
-    return ask_time_s + max(sent) + max(received)
+    last = min(exchange.relay_last, exchange.relay_received)
+    if last == exchange.relay_received:
+        return ask_time_s + max(sent) + max(received)
+    (_, up_paths), (_, down_paths) = ways
+    first_s = max(transfer_s(CHUNK_BYTES, path, pause_s=0.0) for path in up_paths)
+    last_s = max(transfer_s(last, path, pause_s=0.0) for path in down_paths)
+    return ask_time_s + max(max(sent) + last_s, max(half_trips) + first_s + max(received))
 
 
 def ask_s(fleet: Fleet, members: Sequence[Machine], lags: Sequence[float] = ()) -> float:

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.codec.costs import UNKNOWN
+from atoll.codec.layout import last_bytes
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet, Machine, few
 from atoll.forecast.candidates import Candidate
 from atoll.forecast.efficiency import ALONE, Gain, gain_of
 from atoll.forecast.network import Exchange, direct_round_s, relay_round_s
 from atoll.forecast.workload import Step, TrafficOf, Workload, spread
+from atoll.group.aggregation import Aggregation
 from atoll.methods.codecs import CODECS
 from atoll.rounds.commit import assign_steps
 from atoll.rounds.timing import RoundTimings, expect_round, hiding_steps
 from atoll.strategies.resolve import Resolved
+from atoll.wire.limits import CHUNK_BYTES
 
 DAY_S = 86_400.0
 LOST_BY_FAILURE_S = 60.0
@@ -128,6 +131,7 @@ class Planner:
             relay_received=traffic.relay_received_bytes / periods,
             direct_sent=traffic.direct_sent_bytes / periods,
             direct_received=traffic.direct_received_bytes / periods,
+            relay_last=relay_last(resolved, traffic.relay_received_bytes / periods),
             plain=resolved.codec == "fp32",
         )
         hidden = min(every, hidden_steps(resolved))
@@ -202,6 +206,13 @@ class Planner:
                 remedy="atoll doctor measures it; or say it in the file of machines",
             )  # fmt: skip
         return lines + coding_s(candidate.codec, elements=self.workload.elements)
+
+
+def relay_last(resolved: Resolved, nbytes: float) -> float:
+    """Return how many of a round's bytes from the hub wait for the last contribution."""
+    if resolved.aggregation != Aggregation():
+        return nbytes
+    return last_bytes(resolved.codec, nbytes, piece=CHUNK_BYTES)
 
 
 def coding_s(codec: str, *, elements: int) -> float:

@@ -6,6 +6,7 @@ its codec's formula gives. Pieces may arrive in any order and repeatedly.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class Contribution:
     data: memoryview
     """Pages are allocated when a piece is written, so a size that is only announced uses none."""
     have: set[int] = field(default_factory=set)
+    prefix: int = 0
+    """Pieces from the first one on without a gap."""
 
     @property
     def complete(self) -> bool:
@@ -65,6 +68,8 @@ class Contribution:
             start = head.index * CHUNK_BYTES
             self.data[start : start + len(piece)] = piece
             self.have.add(head.index)
+            while self.prefix in self.have:
+                self.prefix += 1
 
 
 class Assembly:
@@ -88,6 +93,10 @@ class Assembly:
         self._max_bytes = max_bytes
         self._size_of = size_of
         self._parts: dict[str, Contribution] = {}
+        self.common = 0
+        """Pieces, from the first one on, that have come from every member; never falls."""
+        self._reached: Counter[int] = Counter()
+        """Number of first pieces -> how many members have sent as many."""
 
     def add(self, member: str, head: ChunkHead, piece: memoryview) -> bool:
         """Store one piece and return whether the member's contribution is complete.
@@ -105,7 +114,11 @@ class Assembly:
         part = self._parts.get(member)
         if part is None:
             part = self._parts[member] = self._open(member, head)
+        before = part.prefix
         part.put(head, piece)
+        self._reached.update(range(before + 1, part.prefix + 1))
+        while self._reached[self.common + 1] == len(self.members):
+            self.common += 1
         return part.complete
 
     def _open(self, member: str, head: ChunkHead) -> Contribution:
@@ -192,6 +205,11 @@ class Assembly:
             for member in self.members
             if (part := self._parts.get(member)) is not None and part.complete
         ]
+
+    def together(self) -> tuple[Contribution, ...]:
+        """Return every member's contribution in member order; empty if one is not there."""
+        found = tuple(self._parts[member] for member in self.members if member in self._parts)
+        return found if len(found) == len(self.members) else ()
 
     @property
     def largest_bytes(self) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError, PeerRefused
 from atoll.reducer.admission import Candidate, admit, evictions
 from atoll.reducer.aggregation import Rule, VectorAggregation, fitted, parse_aggregation
@@ -31,6 +32,7 @@ from atoll.reducer.mean import (
     is_weight,
     not_finite,
     total_weight,
+    unreadable,
 )
 from atoll.reducer.norm_history import History, NormHistory
 from atoll.reducer.rules.clipping import centred_clipping
@@ -39,7 +41,7 @@ from atoll.reducer.rules.geometric import geometric_median
 from atoll.reducer.rules.krum import krum
 from atoll.reducer.rules.order import median, trimmed_mean
 
-__all__ = ["NormHistory", "averaged", "combine"]
+__all__ = ["NormHistory", "averaged", "combine", "combine_readable"]
 
 FAR = 1000.0
 """Longer contributions are shortened to this many times the median norm before distances are taken:
@@ -66,6 +68,28 @@ def combine(
     """
     found = averaged(shares, codec=codec, aggregation=aggregation, memory=memory, round_=round_)
     return encoded(found, shares, codec=codec)
+
+
+def combine_readable(
+    shares: Sequence[Share], *, memory: NormHistory | None, round_: int
+) -> tuple[Mean | None, dict[str, AtollError]]:
+    """Return the aggregate, and the members whose packets cannot be decoded, with the reason.
+
+    None: no other members are left. Raises as :func:`combine`.
+    """
+    codec, how = make_codec(shares[0].packet.codec), shares[0].aggregation
+    try:
+        return combine(shares, codec=codec, aggregation=how, memory=memory, round_=round_), {}
+    except GroupError:
+        raise
+    except Exception:
+        damaged = unreadable(shares, codec)
+        if not damaged:
+            raise
+    rest = [share for share in shares if share.member not in damaged]
+    if not rest:
+        return None, damaged
+    return combine(rest, codec=codec, aggregation=how, memory=memory, round_=round_), damaged
 
 
 def averaged(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.reducer.assembly import Assembly
+from atoll.reducer.early import EarlyMean
 from atoll.reducer.results import ExchangeOutcome
 from atoll.wire.messages import RoundPlan
 
@@ -17,11 +18,13 @@ class Phase:
 
     number: int
     assembly: Assembly
+    early: EarlyMean
     refused: dict[str, AtollError] = field(default_factory=dict)
     computing: bool = False
     outcome: ExchangeOutcome | None = None
     error: AtollError | None = None
     streams: dict[str, Future[int]] = field(default_factory=dict)
+    early_streams: list[Future[int]] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -30,7 +33,7 @@ class Phase:
 
     def cancel(self) -> None:
         """Stop sending its result."""
-        for stream in self.streams.values():
+        for stream in [*self.streams.values(), *self.early_streams]:
             stream.cancel()
 
 
@@ -72,7 +75,7 @@ class Epoch:
         assembly = Assembly(list(sites) or plan.members, sites=sites, max_bytes=max_bytes)
         for member in self.lost:
             assembly.drop(member)
-        self.phases[number] = Phase(number, assembly)
+        self.phases[number] = Phase(number, assembly, EarlyMean(plan, assembly))
 
     def advance(self, member: str, number: int) -> None:
         """Note that a member sends for an exchange; forget exchanges that all members have left."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from atoll.errors import AtollError
 from atoll.reducer.all_to_all import AllToAllMessages, Bundle
 from atoll.reducer.mean import Mean, Share
 from atoll.verification.trace import packet_digest
@@ -49,16 +50,19 @@ def received(plan: RoundPlan, shares: Sequence[Share], looks: Mapping[str, Look]
     return Received(plan.epoch, packets, dict(looks))
 
 
-def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: int = 0) -> Parts:
-    """Yield the pieces of a mean, without those in `skip`."""
+def result_parts(
+    plan: RoundPlan, mean: Mean, *, skip: Collection[int] = (), only: Collection[int] | None = None,
+    phase: int = 0, kind: str = "result",
+) -> Parts:  # fmt: skip
+    """Yield the pieces of a mean, `only` some of them, without those in `skip`."""
     data = memoryview(mean.packet.data)
     count = count_pieces(len(data))
     head = ChunkHead(
-        kind="result", epoch=plan.epoch, round=plan.round, index=0, count=count,
+        kind=kind, epoch=plan.epoch, round=plan.round, index=0, count=count,
         total_bytes=len(data), codec=mean.packet.codec, sizes=list(mean.packet.sizes),
         weight=mean.weight, contributors=list(mean.contributors), phase=phase,
     )  # fmt: skip
-    for index in range(count):
+    for index in range(count) if only is None else only:
         if index not in skip:
             piece = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
             yield pack_chunk(msgspec.structs.replace(head, index=index), piece)
@@ -77,3 +81,24 @@ def all_to_all_parts(
     )  # fmt: skip
     for index, piece in bundle.pieces(skip=skip):
         yield pack_chunk(msgspec.structs.replace(head, index=index), piece)
+
+
+def list_of_pieces(
+    plan: RoundPlan, phase: int, have: list[int], *, total_bytes: int, ask: bool
+) -> tuple[Buffer, Buffer]:
+    """Return the parts that list what has come of a contribution, or `ask` for such a list."""
+    head = ChunkHead(
+        kind="resume", epoch=plan.epoch, round=plan.round, index=len(have), count=int(ask),
+        total_bytes=total_bytes, codec="", sizes=[], weight=0.0, have=have, phase=phase,
+    )  # fmt: skip
+    return pack_chunk(head)
+
+
+def refusal(error: AtollError, epoch: int, round_: int, *, phase: int) -> tuple[Buffer, Buffer]:
+    """Return the parts that tell a member why there is no result for it."""
+    piece = msgspec.msgpack.encode(error.to_dict())[:CHUNK_BYTES]
+    head = ChunkHead(
+        kind="refused", epoch=epoch, round=round_, index=0, count=1, total_bytes=len(piece),
+        codec="", sizes=[], weight=0.0, phase=phase,
+    )  # fmt: skip
+    return pack_chunk(head, piece)

@@ -14,26 +14,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
 from atoll.clock import Clock, RealClock
-from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, WireError
 from atoll.ids import session_id
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import AllToAllMessages, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
-from atoll.reducer.combine import NormHistory, combine
+from atoll.reducer.combine import NormHistory, combine_readable
 from atoll.reducer.looks import Looks
-from atoll.reducer.mean import Mean, Share, minority, unreadable, weighed
+from atoll.reducer.mean import Mean, Share, minority, weighed
 from atoll.reducer.memory import MemoryQuota, held_by_member
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
-from atoll.reducer.results import ExchangeOutcome, in_slot_order, received
-from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.reducer.results import (
+    ExchangeOutcome,
+    in_slot_order,
+    list_of_pieces,
+    received,
+    refusal,
+    result_parts,
+)
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, unpack_chunk
 from atoll.wire.frames import Buffer
-from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
 from atoll.wire.parameter_server_frames import is_server_frame
 
@@ -210,6 +213,8 @@ class Reducer:
             complete = True
         if complete:
             self._compute_if_complete(epoch, phase)
+        if not phase.computing and phase.early.arrived():
+            self._summing.submit(self._send_early, epoch, phase)
 
     def _refuse_unexpected(self, member: str, head: ChunkHead) -> None:
         """Answer a piece of an unknown exchange with an error, once per member and epoch."""
@@ -263,7 +268,21 @@ class Reducer:
             phase.error = WireError("the reducer failed", given=repr(error))
         for member in phase.assembly.members:
             if member not in epoch.lost and member not in phase.refused:
-                self._deliver(epoch, phase, member, have=())
+                self._deliver(epoch, phase, member, have=phase.early.sent)
+
+    def _send_early(self, epoch: Epoch, phase: Phase) -> None:
+        """Send what is known of a mean before all of it is; runs on the summing thread."""
+        new = phase.early.pieces()
+        if not new:
+            return
+        mean, plan = phase.early.mean(), epoch.plan
+        with self._lock:
+            if self._epochs.get(plan.epoch) is not epoch:
+                return
+            for member in set(phase.assembly.members) - epoch.lost - set(phase.refused):
+                parts = result_parts(plan, mean, only=new, phase=phase.number, kind="early")
+                to, until = session_id(self._job, member), epoch.deadline
+                phase.early_streams.append(self._link.relay_later(to, parts, deadline=until))
 
     def _outcome(self, epoch: Epoch, phase: Phase) -> ExchangeOutcome:
         """Return the exchange's outcome; raises GroupError if no contribution is usable."""
@@ -277,7 +296,7 @@ class Reducer:
             raise GroupError("there is nothing to average", given="all were refused")
         if shares[0].packet.codec == ALL_TO_ALL:
             return ExchangeOutcome(plan, phase.number, self._route(epoch, phase, shares))
-        mean = self._combine(epoch, phase, shares)
+        mean = phase.early.whole(shares) or self._combine(epoch, phase, shares)
         for member, error in mean.refused.items():
             self._refuse(epoch, phase, member, error)
         for member, error in mean.left_out.items():
@@ -287,22 +306,14 @@ class Reducer:
 
     def _combine(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Mean:
         """Return the aggregate; refuse members with packets that cannot be decoded."""
-        codec, how = make_codec(shares[0].packet.codec), shares[0].aggregation
-        memory, round_ = self._norm_history, epoch.plan.round
-        try:
-            return combine(shares, codec=codec, aggregation=how, memory=memory, round_=round_)
-        except GroupError:
-            raise
-        except Exception:
-            damaged = unreadable(shares, codec)
-            if not damaged:
-                raise
+        mean, damaged = combine_readable(
+            shares, memory=self._norm_history, round_=epoch.plan.round
+        )  # fmt: skip
         for member, error in damaged.items():
             self._refuse(epoch, phase, member, error)
-        rest = [share for share in shares if share.member not in damaged]
-        if not rest:
+        if mean is None:
             raise GroupError("there is nothing to average", given="all were refused")
-        return combine(rest, codec=codec, aggregation=how, memory=memory, round_=round_)
+        return mean
 
     def _route(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> AllToAllMessages:
         """Parse the messages of all members; refuse members that sent malformed ones."""
@@ -358,18 +369,8 @@ class Reducer:
         have = phase.assembly.have(member)
         if phase.computing:  # report all pieces as received: none is needed any more
             have = list(range(count_pieces(phase.assembly.largest_bytes)))
-        self._send_have(epoch, phase.number, member, have, total_bytes=total_bytes, ask=ask)
-
-    def _send_have(
-        self, epoch: Epoch, number: int, member: str, have: list[int], *, total_bytes: int,
-        ask: bool,
-    ) -> None:  # fmt: skip
-        head = ChunkHead(
-            kind="resume", epoch=epoch.plan.epoch, round=epoch.plan.round, index=len(have),
-            count=int(ask), total_bytes=total_bytes, codec="", sizes=[], weight=0.0, have=have,
-            phase=number,
-        )  # fmt: skip
-        self._send(member, pack_chunk(head), deadline=epoch.deadline)
+        parts = list_of_pieces(epoch.plan, phase.number, have, total_bytes=total_bytes, ask=ask)
+        self._send(member, parts, deadline=epoch.deadline)
 
     def _ask_all(self) -> None:
         """Resume every exchange after a reconnect: frames in flight are lost in both directions."""
@@ -382,18 +383,15 @@ class Reducer:
                     self._send_resume(epoch, phase, member, total_bytes=0, ask=True)
             next_phase = max(epoch.phases, default=-1) + 1
             if epoch.may_begin(next_phase):  # its first pieces may be among the lost frames
+                parts = list_of_pieces(epoch.plan, next_phase, [], total_bytes=0, ask=True)
                 for member in set(epoch.plan.members) - epoch.lost:
-                    self._send_have(epoch, next_phase, member, [], total_bytes=0, ask=True)
+                    self._send(member, parts, deadline=epoch.deadline)
 
     def _send_refusal(
         self, member: str, epoch: int, round_: int, error: AtollError, *, phase: int
     ) -> None:
-        piece = msgspec.msgpack.encode(error.to_dict())[:CHUNK_BYTES]
-        head = ChunkHead(
-            kind="refused", epoch=epoch, round=round_, index=0, count=1,
-            total_bytes=len(piece), codec="", sizes=[], weight=0.0, phase=phase,
-        )  # fmt: skip
-        self._send(member, pack_chunk(head, piece), deadline=self._clock.monotonic() + 30.0)
+        parts, now = refusal(error, epoch, round_, phase=phase), self._clock.monotonic()
+        self._send(member, parts, deadline=now + 30.0)
 
     def _send(self, member: str, parts: tuple[Buffer, Buffer], *, deadline: float) -> None:
         self._link.relay_later(session_id(self._job, member), iter([parts]), deadline=deadline)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RoundPlan
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Exchange:
     members: dict[str, SimulatedMember] = field(default_factory=dict)
     """The processes that the plan is for: a member may be placed again meanwhile."""
     contributors: list[str] = field(default_factory=list)
+    first_at: float = 0.0
+    """When the first piece of the last team to begin is at the reducer."""
     closed: bool = False
     complete: bool = False
 
@@ -74,6 +77,9 @@ class Exchange:
         now = scheduler.now + self._inside_s(team, member)
         if self.relays:
             delegate = self.members[team.members[0]].machine
+            piece = min(CHUNK_BYTES, self.moved.relay_sent)
+            first_s = 8 * piece / delegate.profile.up_bps + delegate.profile.one_way_s
+            self.first_at = max(self.first_at, now + first_s)
             now = hub.network.relayed_in(delegate, now, self.moved.relay_sent)
         scheduler.at(now, lambda: self._arrive(team))
 
@@ -107,8 +113,10 @@ class Exchange:
         size = self.moved.relay_received
         order = {member: place for place, member in enumerate(self.plan.members)}
         self.contributors.sort(key=order.__getitem__)
+        last = size
         if len(self.contributors) == len(self.plan.members):
             self.contributors = self.plan.members
+            last = min(size, self.moved.relay_last)
         done: set[int] = set()
         for name in self.plan.members:
             team = self.teams[name]
@@ -118,7 +126,12 @@ class Exchange:
             now = scheduler.now
             delegate = self.members[team.members[0]]
             if self.relays:
-                now = hub.network.relayed_out(delegate.machine, now, size)
+                if last < size:
+                    early = min(now, self.first_at)
+                    early = hub.network.relayed_out(delegate.machine, early, size - last)
+                    now = max(early, hub.network.relayed_out(delegate.machine, now, last))
+                else:
+                    now = hub.network.relayed_out(delegate.machine, now, size)
             for other in team.members:
                 member, extra_s = self.members[other], 0.0
                 if len(team.members) > 1 and self.relays and member is not delegate:

@@ -13,6 +13,7 @@ from atoll.fleet.fleet import Fleet
 from atoll.forecast.keys import adapts_delay, open_keys
 from atoll.forecast.predict import (
     hidden_steps,
+    relay_last,
     shared_steps,
     steps_between,
     steps_of_traffic,
@@ -88,9 +89,11 @@ def schedule_of(spec: JobSpec, resolved: Resolved, workload: Workload) -> Schedu
             run = steps
         found = traffic_of(resolved, peers=members, steps=run)
         rounds = max(1, found.rounds - marks)
-        return Moved(
-            *((all_ - marks * one) / rounds for all_, one in zip(_bytes(found), start, strict=True))
+        sent, received, direct_sent, direct_received = (
+            (all_ - marks * one) / rounds for all_, one in zip(_bytes(found), start, strict=True)
         )
+        last = relay_last(resolved, received)
+        return Moved(sent, received, direct_sent, direct_received, last)
 
     return Schedule(
         every=every, shared_steps=shared, steps=steps, rounds=whole.rounds,

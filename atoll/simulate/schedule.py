@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ class Moved:
     relay_received: float
     direct_sent: float
     direct_received: float
+    relay_last: float = math.inf
+    """Of those received from the hub, what waits for the last contribution."""
 
 
 def typed(nbytes: float, members: int) -> Moved:

@@ -30,7 +30,8 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     """Identifies the piece of a packet that follows it."""
 
     kind: str
-    """`contribute` (to the reducer), `result` or `refused` (to a member), `resume` (both ways)."""
+    """`contribute` (to the reducer), `result`, `early` or `refused` (to a member), `resume` (both
+    ways). Pieces that are `early` count only if the ones of the result are of the same mean."""
     epoch: int
     round: int
     index: int

@@ -63,7 +63,9 @@ def test_the_first_rows_are_those_of_the_table() -> None:
     assert [row.name for row in ROWS[: lab.FIRST]][:4] == ["alone", "ddp", "diloco", "diloco/int8"]
 
 
-@pytest.mark.long("the model of the same times: tests/bench/test_methods.py")
+@pytest.mark.long(
+    "tests/bench/test_methods.py::test_a_wall_time_that_was_measured_replaces_the_modelled_one"
+)
 def test_rows_on_real_lines_send_what_they_send_in_memory() -> None:
     if reason := Lab.unavailable():
         pytest.skip(reason)

@@ -64,6 +64,19 @@ def test_the_hubs_line_is_shared_by_all() -> None:
     assert rounds[0] < rounds[1] / 2
 
 
+@pytest.mark.parametrize(("up", "down"), [(10, 10), (10, 40), (40, 10)])
+def test_a_mean_that_comes_down_early_takes_little_more_than_one_way(up: int, down: int) -> None:
+    one = fleet(0.1, 0.1, 0.1, 0.1, up_mbps=up, down_mbps=down, latency_ms=0)
+    whole = Exchange(relay_sent=1e7, relay_received=1e7, direct_sent=0.0, direct_received=0.0)
+    both, early, late = (
+        relay_round_s(one, one.machines, dataclasses.replace(whole, relay_last=last))
+        for last in (math.inf, 3e5, 1e7)
+    )
+    slower_way_s = 8 * 1e7 / (min(up, down) * 1e6) / GOODPUT
+    assert slower_way_s < early < 1.1 * slower_way_s < both
+    assert both == late
+
+
 def test_machines_apart_have_no_direct_round() -> None:
     apart = fleet(0.1, 0.1)
     apart = apart.with_machines(dataclasses.replace(m, site="") for m in apart.machines)

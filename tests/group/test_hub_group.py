@@ -19,7 +19,7 @@ from atoll.group.run_round import CommittedMean, CommittedRound, mean_exchange, 
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.reducer.mean import Share
-from atoll.wire.chunks import ChunkHead, pack_chunk
+from atoll.wire.chunks import ChunkHead, pack_chunk, pieces
 from tests.contracts.all_to_all_suite import AllToAllSuite
 from tests.contracts.group_suite import (
     Build,
@@ -139,6 +139,38 @@ def test_member_lost_while_it_sends_is_left_out_of_every_piece(
     assert agreed[0].reduced.contributors == ("w0", "w1")
     assert torch.equal(agreed[0].reduced.tensors[0], (a + b) / 2)
     assert agreed[0].attempts == 1
+
+
+def test_the_mean_comes_down_while_the_rest_goes_up(world: Callable[..., HubWorld]) -> None:
+    """A member that has yet to send its last piece: the others have most of the mean by then."""
+    here = world(2, route="relay", proxied=["w0"])
+    early: list[int] = []
+
+    def member(group: Group) -> CommittedMean:
+        plan, mine = group.join(PeriodReport(0, "base")), values(group.me, (SIZE,))
+        if group.me == "w1":
+            packet = make_codec("fp32").encode(mine[0], key="x")
+            parts = list(pieces(packet.data))
+            head = ChunkHead(
+                kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=len(parts),
+                total_bytes=len(packet.data), codec="fp32", sizes=[SIZE], weight=1.0,
+            )  # fmt: skip
+            deadline = time.monotonic() + PATIENCE_S
+            for index, piece in enumerate(parts[:-1]):
+                chunk = pack_chunk(msgspec.structs.replace(head, index=index), piece)
+                here.links["w1"].relay(plan.reducer, chunk, deadline=deadline)
+            while here.proxies["w0"].down_bytes < 3 * SIZE and time.monotonic() < deadline:
+                time.sleep(0.01)
+            early.append(here.proxies["w0"].down_bytes)
+        return one_round(group, mine)
+
+    results = together(here, member)
+    assert early[0] >= 3 * SIZE
+    assert here.proxies["w0"].down_bytes < 5 * SIZE, "nothing came twice"
+    assert_same_everywhere([agreed.reduced for agreed in results])
+    a, b = values("w0", (SIZE,))[0], values("w1", (SIZE,))[0]
+    assert torch.equal(results[0].reduced.tensors[0], (a + b) / 2)
+    assert results[0].attempts == 1
 
 
 def test_lost_reducer_aborts_and_the_next_one_finishes_the_round(

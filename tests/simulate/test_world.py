@@ -13,6 +13,7 @@ from atoll.errors import ConfigError
 from atoll.fleet.fleet import Site
 from atoll.simulate.limits import breaks_first, limits, verdict
 from atoll.simulate.record import Outcome
+from atoll.simulate.schedule import Moved, Schedule
 from atoll.simulate.scheduler import BEGIN_S
 from atoll.simulate.setting import Setting, scaled
 from atoll.simulate.world import World, simulate
@@ -99,6 +100,24 @@ def test_a_line_too_slow_for_the_usual_limit_commits_later() -> None:
     first = breaks_first(setting)
     assert "line" in first.resource
     assert first.ends_at == 6  # a member needs 160 s of 1000
+
+
+@pytest.mark.parametrize(("up", "down"), [(10.0, 10.0), (10.0, 40.0), (40.0, 10.0)])
+def test_a_mean_comes_down_while_the_rest_goes_up(up: float, down: float) -> None:
+    def round_s(last: float) -> float:
+        """Return the seconds of a round in which so many bytes wait for the last contribution."""
+        method = Schedule(every=100, moved=lambda *_: Moved(1e7, 1e7, 0.0, 0.0, last))
+        fleet = fleet_of(4, hub_mbps=0.0, up_mbps=up, down_mbps=down)
+        outcome = simulate(setting_of(fleet, route="relay", method=method))
+        return statistics.median(
+            float(row["decided_s"] - row["planned_s"])
+            for row in outcome.timeline
+            if row["committed"]
+        )
+
+    slower_way_s = 8 * 1e7 / (min(up, down) * 1e6)
+    assert round_s(1e7) == pytest.approx(8 * 1e7 / (up * 1e6) + 8 * 1e7 / (down * 1e6), rel=0.1)
+    assert slower_way_s < round_s(3e5) < 1.15 * slower_way_s
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 2.0), (1.0, 2.0, 4.0)])

@@ -53,6 +53,20 @@ class _Result:
     def complete(self) -> bool:
         return len(self.have) == self.head.count
 
+    def is_of(self, head: ChunkHead) -> bool:
+        """Return whether a piece is one of this mean."""
+        facts = ("codec", "sizes", "total_bytes", "count", "contributors", "weight")
+        return all(getattr(head, name) == getattr(self.head, name) for name in facts)
+
+    def put(self, head: ChunkHead, piece: memoryview) -> bool:
+        """Store a piece; return whether it is new."""
+        if head.index in self.have:
+            return False
+        start = head.index * CHUNK_BYTES
+        self.data[start : start + len(piece)] = piece
+        self.have.add(head.index)
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class RelayedMean:
@@ -101,6 +115,8 @@ class RelayExchange:
             aggregation=share.aggregation,
         )  # fmt: skip
         self._result: _Result | None = None
+        self._early: _Result | None = None
+        """Pieces that count if the result is of the same mean."""
         self._under_way: list[Future[int]] = []
         self._ask_when_sent = False
         self._overhead = frame_overhead(plan.reducer, link.session)
@@ -241,7 +257,11 @@ class RelayExchange:
         if head.kind == "resume":
             self._answer(head)
         elif head.kind == "result":
+            if self._result is None and self._early is not None and self._early.is_of(head):
+                self._result = self._early
             return self._store(head, piece)
+        elif head.kind == "early":
+            return self._store_early(head, piece)
         return False
 
     def _answer(self, head: ChunkHead) -> None:
@@ -261,16 +281,18 @@ class RelayExchange:
         if self._result is None:
             self._check(head)
             self._result = _Result(head, bytearray(head.total_bytes))
-        result = self._result
-        facts = ("codec", "sizes", "total_bytes", "count", "contributors", "weight")
-        if any(getattr(head, name) != getattr(result.head, name) for name in facts):
+        if not self._result.is_of(head):
             raise PeerRefused("pieces of one result contradict each other", given=str(head))
-        if head.index in result.have:
-            return False
-        start = head.index * CHUNK_BYTES
-        result.data[start : start + len(piece)] = piece
-        result.have.add(head.index)
-        return True
+        return self._result.put(head, piece)
+
+    def _store_early(self, head: ChunkHead, piece: memoryview) -> bool:
+        """Store a piece that was sent before the whole result was known."""
+        if self._result is not None:
+            return self._result.is_of(head) and self._result.put(head, piece)
+        if self._early is None or not self._early.is_of(head):
+            self._check(head)
+            self._early = _Result(head, bytearray(head.total_bytes))
+        return self._early.put(head, piece)
 
     def _check(self, head: ChunkHead) -> None:
         """Raise PeerRefused if this cannot be the result of the plan's contributions."""

@@ -27,6 +27,7 @@ import atoll.hub.app
 import atoll.hub.sessions.session
 import atoll.reducer.all_to_all
 import atoll.reducer.assembly
+import atoll.reducer.early
 import atoll.reducer.parameter_server_endpoint
 import atoll.reducer.results
 import atoll.reducer.server
@@ -84,7 +85,7 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         *(
             (module, "CHUNK_BYTES", PIECE_BYTES)
             for module in (
-                atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.server,
+                atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.early,
                 atoll.reducer.results, atoll.reducer.all_to_all, atoll.group.routes.relay,
             )
         ),
