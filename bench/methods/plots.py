@@ -74,8 +74,8 @@ def draw(rows: Sequence[Row], presets: Sequence[str], path: Path, *, title: str)
         _labels(axes, [*known, *own], nothing, own=presets)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    drawn = path.read_text(encoding="utf-8")  # a hundredth of a point is enough
-    short = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", drawn)
+    drawn = path.read_text(encoding="utf-8")  # a tenth of a point is enough
+    short = re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}", drawn)
     path.write_text(short, encoding="utf-8")
 
 
@@ -122,15 +122,23 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def place(page: Path, figure: Path, *, words: str) -> None:
-    """Put a figure at the end of a page; one that is there already is replaced."""
-    text, _, _ = page.read_text(encoding="utf-8").partition(f"\n{HEADING}\n")
-    link = f"![{words}]({figure.relative_to(page.parent).as_posix()})"
+    """Put a figure at the end of a page; one that is there already is replaced.
+
+    Other words below the heading stay.
+    """
+    target = figure.relative_to(page.parent).as_posix()
+    link = f"![{words}]({target})"
+    before = re.compile(rf"!\[[^\]]*\]\({re.escape(target)}\)\n\nHeld-out loss[^\n]*\n[^\n]*\n?")
+    text = before.sub("", page.read_text(encoding="utf-8")).rstrip()
+    text = (
+        text if f"\n{HEADING}\n" in text else f"{text.removesuffix(HEADING).rstrip()}\n\n{HEADING}"
+    )
     said = (
         f"Held-out loss against traffic on a GPT of 1.0 M parameters, {MEMBERS} members, equal "
         "tokens;\ngrey: the other methods. Made by `python -m bench.methods` and "
         "`python -m bench.methods.plots`."
     )
-    page.write_text(f"{text.rstrip()}\n\n{HEADING}\n\n{link}\n\n{said}\n", encoding="utf-8")
+    page.write_text(f"{text}\n\n{link}\n\n{said}\n", encoding="utf-8")
 
 
 def chosen(rows: Sequence[Row]) -> list[Row]:

@@ -233,9 +233,12 @@ def test_a_figure_is_put_at_the_end_of_a_page_once(tmp_path: Path) -> None:
     for words in ("first", "second"):
         plots.place(page, tmp_path / "figures" / "diloco.svg", words=words)
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("# DiLoCo\n\nWords.\n\n## Measured\n")
+    assert text.startswith("# DiLoCo\n\nWords.\n\n## Measured\n\n![second]")
     assert text.count("figures/diloco.svg") == 1
-    assert "![second]" in text
+    assert text.count("## Measured") == 1
+    page.write_text(text.replace("![second]", "A table.\n\n![second]"), encoding="utf-8")
+    plots.place(page, tmp_path / "figures" / "diloco.svg", words="third")
+    assert "## Measured\n\nA table.\n\n![third]" in page.read_text(encoding="utf-8")
 
 
 def test_the_index_says_what_the_strategies_say() -> None:
