@@ -1,37 +1,28 @@
-"""Where the numbers of a vector are in its packet, for codecs whose parts encode apart.
-
-Loads no torch: forecasts ask, too.
-"""
+"""Where the numbers of a vector are in its packet, for codecs whose parts encode apart."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 
 Units = tuple[tuple[int, int], ...]
 """Arrays one after the other: elements of a unit, and its bytes; a last unit may hold fewer."""
 
-CASTS: dict[str, Units] = {"fp32": ((1, 4),), "bf16": ((1, 2),), "fp16": ((1, 2),)}
-BYTES: Units = ((1, 1),)
-BEFORE_BYTES = {"int8": (256, 4), "sigma8": (65_536, 1024)}
-"""Codecs with one byte for each number, and what stands before them: elements of a block, bytes."""
 
+@runtime_checkable
+class LaidOut(Protocol):
+    """A codec that encodes parts of a vector to the bytes that they have in the whole packet."""
 
-def layout_of(spec: str) -> Units:
-    """Return the arrays of a codec's packets; empty where parts of a vector do not encode apart.
+    @property
+    def layout(self) -> Units:
+        """The arrays of a packet."""
 
-    Args:
-        spec: canonical name of a codec without wrappers, e.g. `int8:256`.
-    """
-    name, _, argument = spec.partition(":")
-    if name in CASTS and not argument:
-        return CASTS[name]
-    if name not in BEFORE_BYTES or "|" in argument:
-        return ()
-    elements, nbytes = BEFORE_BYTES[name]
-    if name == "int8" and argument.isdecimal():
-        elements = int(argument)
-    return ((elements, nbytes), *BYTES)
+    def cut(self, packet: Packet, start: int, stop: int) -> Packet:
+        """Return the packet of the elements from `start` to `stop`, whole units."""
 
 
 def last_bytes(codec: str, nbytes: float, *, piece: int) -> float:
@@ -42,9 +33,10 @@ def last_bytes(codec: str, nbytes: float, *, piece: int) -> float:
         nbytes: of the packet.
         piece: bytes in which packets are sent.
     """
-    units = layout_of(codec.removeprefix("feedback(").removesuffix(")"))
-    if not units or nbytes <= piece:
+    coder = make_codec(codec).base
+    if not isinstance(coder, LaidOut) or nbytes <= piece:
         return nbytes
+    units = coder.layout
     if len(units) == 1:
         return float(piece)
     # What stands before the numbers is known last, and a block ends inside a piece.

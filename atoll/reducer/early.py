@@ -22,10 +22,9 @@ import numpy as np
 import torch
 
 from atoll.codec.base import Packet
-from atoll.codec.layout import Layout, layout_of
+from atoll.codec.layout import LaidOut, Layout
 from atoll.codec.registry import make_codec
 from atoll.reducer.assembly import Assembly, Contribution
-from atoll.reducer.block_view import Sliceable
 from atoll.reducer.mean import LARGE, Mean, Share, largest_of, mean_factors
 from atoll.wire.chunks import ALL_TO_ALL, count_pieces
 from atoll.wire.limits import CHUNK_BYTES
@@ -88,11 +87,10 @@ class EarlyMean:
         self._packets = [Packet(part.data, part.codec, part.sizes) for part in parts]
         coder = self._codec.mean_codec(self._packets[0])
         self._elements = sum(first.sizes)
-        units = layout_of(first.codec)
-        if not (units and isinstance(self._codec, Sliceable) and coder.spec == self._codec.spec):
+        if not isinstance(self._codec, LaidOut) or coder.spec != self._codec.spec:
             self._open = False
             return
-        self._layout = Layout(units, self._elements)
+        self._layout = Layout(self._codec.layout, self._elements)
         self._open = self._layout.total_bytes == first.total_bytes
         self._cut = self._codec.cut
         self._least = max(1, self._elements * CHUNK_BYTES // first.total_bytes)

@@ -306,9 +306,7 @@ class Reducer:
 
     def _combine(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Mean:
         """Return the aggregate; refuse members with packets that cannot be decoded."""
-        mean, damaged = combine_readable(
-            shares, memory=self._norm_history, round_=epoch.plan.round
-        )  # fmt: skip
+        mean, damaged = combine_readable(shares, memory=self._norm_history, round_=epoch.plan.round)
         for member, error in damaged.items():
             self._refuse(epoch, phase, member, error)
         if mean is None:

@@ -4,8 +4,8 @@ A hub and four members, each in a network namespace of its own, real processes a
 the rates of the table with 80 ms round trip; the hub's own line has no limit. Rounds go through the
 hub (`--route relay`), as in the modelled times, or as members can reach each other (`--route auto`,
 the default of jobs). Steps last 30 ms and are slept, for there is one machine here; every round,
-codec and byte is the row's. A row that would take longer than `--longest-s` is cut, and its
-seconds are those of the steps that it did, times the steps that it has (`cut`).
+codec and byte is the row's. A row that sends in every step and would take longer than `--longest-s`
+is cut, and its seconds are those of the steps that it did, times the steps that it has (`cut`).
 
 wall_s        first step to last parameters, the slowest member
 modelled_s    the same by bench/methods/modelled.py, whose bytes are those of the run in memory
@@ -59,9 +59,12 @@ def modelled_s(row: Row, ledger: Ledger, *, rate_bps: float, clock: Clock) -> fl
     )
 
 
-def steps_of(expected_s: float, *, longest_s: float) -> int:
-    """Return how many of its steps a row does: all, or what fits, at least ten."""
-    if expected_s <= longest_s:
+def steps_of(row: Row, expected_s: float, *, longest_s: float) -> int:
+    """Return how many of its steps a row does: all, or what fits, at least ten.
+
+    Only a row that sends the same in every step is cut: of others a part says little of the whole.
+    """
+    if expected_s <= longest_s or "every" in row.options:
         return FULL.steps
     return max(10, int(FULL.steps * longest_s / (3 * expected_s)))
 
@@ -123,7 +126,7 @@ def records(
     for row in rows:
         if not ledger.of("wall", row=row.name, link=label, route=route):
             expected_s = modelled_s(row, ledger, rate_bps=rate_bps, clock=clock)
-            steps = steps_of(expected_s, longest_s=longest_s)
+            steps = steps_of(row, expected_s, longest_s=longest_s)
             wanted.append((row, steps, expected_s * steps / FULL.steps))
     if not wanted:
         return
@@ -165,11 +168,14 @@ def main() -> int:
     if reason := Lab.unavailable():
         say(f"no network lab here: {reason}")
         return 1
+    links = [label.strip() for label in given.links.split(",")]
+    if unknown := set(links).difference(RATES_BPS):
+        parser.error(f"no link {', '.join(sorted(unknown))}; there are: {', '.join(RATES_BPS)}")
     rows = named(given.rows) if given.rows else list(ROWS[:FIRST])
     ledger, interrupted = Ledger(given.out), False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for label in given.links.split(","):
+        for label in links:
             records(
                 ledger, rows, label=label, route=given.route, longest_s=given.longest_s,
                 clock=Clock(),

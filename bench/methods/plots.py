@@ -130,9 +130,8 @@ def place(page: Path, figure: Path, *, words: str) -> None:
     link = f"![{words}]({target})"
     before = re.compile(rf"!\[[^\]]*\]\({re.escape(target)}\)\n\nHeld-out loss[^\n]*\n[^\n]*\n?")
     text = before.sub("", page.read_text(encoding="utf-8")).rstrip()
-    text = (
-        text if f"\n{HEADING}\n" in text else f"{text.removesuffix(HEADING).rstrip()}\n\n{HEADING}"
-    )
+    if f"\n{HEADING}\n" not in text:
+        text = f"{text.removesuffix(HEADING).rstrip()}\n\n{HEADING}"
     said = (
         f"Held-out loss against traffic on a GPT of 1.0 M parameters, {MEMBERS} members, equal "
         "tokens;\ngrey: the other methods. Made by `python -m bench.methods` and "

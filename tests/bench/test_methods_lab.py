@@ -48,8 +48,10 @@ def test_a_row_counts_when_all_members_have_ended_it_together(tmp_path: Path) ->
 
 
 def test_a_row_that_takes_too_long_is_cut(tmp_path: Path) -> None:
-    assert lab.steps_of(100.0, longest_s=400.0) == FULL.steps
-    assert lab.steps_of(4000.0, longest_s=400.0) == 20
+    every_step = named("ddp")[0]
+    assert lab.steps_of(every_step, 100.0, longest_s=400.0) == FULL.steps
+    assert lab.steps_of(every_step, 4000.0, longest_s=400.0) == 20
+    assert lab.steps_of(DILOCO, 4000.0, longest_s=400.0) == FULL.steps
     ledger = Ledger(tmp_path / "rows.jsonl")
     with pytest.raises(SystemExit, match="no run of 'diloco/int8'"):
         lab.modelled_s(DILOCO, ledger, rate_bps=1e6, clock=Clock())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codec.layout import Layout, last_bytes, layout_of
+from atoll.codec.layout import LaidOut, Layout, last_bytes
 from atoll.codec.registry import make_codec
 from atoll.reducer.block_view import Sliceable
 
@@ -21,8 +21,9 @@ CODECS = ("fp32", "bf16", "fp16", "int8:256", "int8:1000", "sigma8")
 @settings(max_examples=15, deadline=None)
 def test_a_layout_says_where_elements_are(codec: str, elements: int, parts: int, seed: int) -> None:
     coder = make_codec(codec)
+    assert isinstance(coder, LaidOut)
     assert isinstance(coder, Sliceable)
-    layout = Layout(layout_of(coder.spec), elements)
+    layout = Layout(coder.layout, elements)
     packet = coder.encode(torch.randn(elements, generator=torch.Generator().manual_seed(seed)))
     assert layout.total_bytes == len(packet.data) == coder.nbytes(elements)
     start = elements // (parts * coder.grain) * coder.grain
@@ -39,7 +40,7 @@ def test_a_layout_says_where_elements_are(codec: str, elements: int, parts: int,
     "spec", ["int4", "e3m0", "topk:0.1", "topk:0.1|int8", "sign", "randomk:0.1"]
 )
 def test_codecs_with_one_head_for_all_have_no_layout(spec: str) -> None:
-    assert layout_of(make_codec(spec).spec) == ()
+    assert not isinstance(make_codec(spec), LaidOut)
     assert last_bytes(spec, 1e9, piece=1000) == 1e9
 
 

@@ -84,6 +84,11 @@ class BlockwiseInt8(Stateless):
         """Cuts must be at multiples of this many elements, except at the end."""
         return self.block
 
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """The blocks' scales, then one byte for each number."""
+        return ((self.block, 4), (1, 1))
+
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
         """Return the packet of elements `start` to `stop`; its bytes are copied."""
         edge = 4 * self._num_blocks(check_packet(packet, self))

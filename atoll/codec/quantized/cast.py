@@ -59,6 +59,11 @@ class Cast(Stateless):
         """Cuts must be at multiples of this many elements."""
         return 1
 
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """One number after the other."""
+        return ((1, self._width),)
+
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
         """Return the packet of the elements from `start` to `stop`, without a copy."""
         check_packet(packet, self)

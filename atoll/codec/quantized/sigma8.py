@@ -77,6 +77,11 @@ class Sigma8(Stateless):
         """Cuts must be at multiples of this many elements, except at the end."""
         return CHUNK
 
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """The chunks' books, then one byte for each number."""
+        return ((CHUNK, _BOOK_BYTES), (1, 1))
+
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
         """Return the packet of elements `start` to `stop`; its bytes are copied."""
         edge = _BOOK_BYTES * _chunks(check_packet(packet, self))
