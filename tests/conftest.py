@@ -11,6 +11,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer
 
 from tests import order, tiers
 
@@ -41,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure in the process that receives every test's report."""
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(order.Measure())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> order.EachOnce | None:
+    """Run no test twice, even one that ends its worker."""
+    return order.EachOnce(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

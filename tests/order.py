@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).parent / "file_seconds.txt"
@@ -111,6 +113,24 @@ def quick() -> list[str]:
             left_s -= duration_s
         rooms = {room: files for room, files in rooms.items() if files}
     return found
+
+
+class EachOnce(LoadFileScheduling):  # type: ignore[misc]
+    """Files to workers, and no test twice.
+
+    What a test that ends its worker leaves of its file goes to another worker. As xdist has it, the
+    test itself, too: one that hangs until it is given up hangs again and again.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Forget a worker; return the test that it was at when it ended."""
+        files: list[dict[str, bool]] = list(self.assigned_work[node].values())
+        crashed = next((name for file in files for name, ended in file.items() if not ended), None)
+        for file in files:
+            if crashed in file:
+                file[crashed] = True
+        super().remove_node(node)
+        return crashed
 
 
 class Measure:

@@ -19,6 +19,8 @@ from hypothesis import settings
 
 V = TypeVar("V")
 LONG = "long"
+LONGEST_S = 900
+"""After which a long test is given up; for others see pyproject.toml."""
 WHOLE = 100
 """Examples of a property in a whole run that says no number."""
 
@@ -45,7 +47,10 @@ def sampled(values: Iterable[V], short: Callable[[V], bool], stand_in: str) -> l
 
 
 def thin(items: Sequence[pytest.Item]) -> None:
-    """Make long what `every(n)` leaves out: of each test's parameters all but every n-th."""
+    """Make long what `every(n)` leaves out: of each test's parameters all but every n-th.
+
+    Long ones may take longer than others.
+    """
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
@@ -54,6 +59,8 @@ def thin(items: Sequence[pytest.Item]) -> None:
             if seen[name] % mark.args[0]:
                 item.add_marker(getattr(pytest.mark, LONG)(name))
             seen[name] += 1
+        if item.get_closest_marker(LONG) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST_S))
 
 
 def _param(value: Any, mark: pytest.MarkDecorator) -> Any:

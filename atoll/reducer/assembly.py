@@ -6,7 +6,6 @@ its codec's formula gives. Pieces may arrive in any order and repeatedly.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -93,10 +92,6 @@ class Assembly:
         self._max_bytes = max_bytes
         self._size_of = size_of
         self._parts: dict[str, Contribution] = {}
-        self.common = 0
-        """Pieces, from the first one on, that have come from every member; never falls."""
-        self._reached: Counter[int] = Counter()
-        """Number of first pieces -> how many members have sent as many."""
 
     def add(self, member: str, head: ChunkHead, piece: memoryview) -> bool:
         """Store one piece and return whether the member's contribution is complete.
@@ -114,11 +109,7 @@ class Assembly:
         part = self._parts.get(member)
         if part is None:
             part = self._parts[member] = self._open(member, head)
-        before = part.prefix
         part.put(head, piece)
-        self._reached.update(range(before + 1, part.prefix + 1))
-        while self._reached[self.common + 1] == len(self.members):
-            self.common += 1
         return part.complete
 
     def _open(self, member: str, head: ChunkHead) -> Contribution:

@@ -56,13 +56,14 @@ class EarlyMean:
 
     def arrived(self) -> bool:
         """Return whether another whole piece can be added up; on the thread that receives."""
-        if not self._open or self._assembly.common <= self._common:
+        parts = self._assembly.together() if self._open else ()
+        common = min((part.prefix for part in parts), default=0)
+        if common <= self._common:
             return False
-        self._common = self._assembly.common
-        parts = self._assembly.together()
-        if not self._parts and parts:
+        self._common = common
+        if not self._parts:
             self._begin(parts)
-        if not self._open or not parts:
+        if not self._open:
             return False
         if any(a is not b for a, b in zip(parts, self._parts, strict=True)):
             self._open = False

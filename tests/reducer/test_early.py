@@ -136,6 +136,22 @@ def test_a_lost_member_makes_them_not_count() -> None:
     assert not exchange.early.sent
 
 
+def test_pieces_that_come_again_after_a_loss_do_not_stand_for_others() -> None:
+    exchange = Exchange(shares_of("fp32", 400_000, seed=2, weights=(1.0, 1.0, 1.0)))
+    first, second, third = exchange.shares
+    exchange.feed(third, 3)  # its first pieces are under way
+    for _ in range(2):
+        for index in range(3):
+            exchange.feed(first, index)
+        exchange.assembly.drop("w0")
+    for index in range(3):
+        exchange.feed(second, index)
+        exchange.feed(first, index)
+    assert not exchange.sent
+    exchange.feed(third, 0)
+    assert set(exchange.sent) == {0}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
 def test_values_that_a_mean_may_leave_out_end_them(value: float) -> None:
     shares = shares_of("fp32", 400_000, seed=3, weights=(1.0, 1.0, 1.0))
