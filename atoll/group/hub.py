@@ -119,6 +119,8 @@ class HubGroup:
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
         self._gave = False
+        self._nbytes = 0
+        """Of what this member has put into the attempt, encoded."""
         """Whether this member contributed a weight above 0 to the current plan."""
         self._calls = ParameterServerCalls(link, job=job)
         self._exchanges = ExchangeQueue(
@@ -225,7 +227,7 @@ class HubGroup:
         # In one step: `leave` must either prevent this attempt or see that it is open.
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
-            self._plan, self._gave = plan, False
+            self._plan, self._gave, self._nbytes = plan, False, 0
             self._exchanges.renew()
             if self.leaving:
                 raise GroupLeft("this member leaves its group", given=self.me)
@@ -248,6 +250,7 @@ class HubGroup:
         if not any(codec is known for known in self._codecs):
             self._codecs.append(codec)
         codec.set_round(plan.round)
+        self._nbytes += codec.nbytes(sum(x.numel() for x in xs))
         vector, like = self._flat(xs), [x.detach() for x in xs]
 
         def mean(turn: QueuedExchange) -> Reduced:
@@ -279,6 +282,7 @@ class HubGroup:
         if plan.route == "alone":
             return Work.of(own_packets(given, me=self.me, weight=weight))
 
+        self._nbytes += sum(len(message.packet.data) for message in given)
         return self._exchanges.begin(
             plan, lambda turn: self._all_to_all(plan, given, weight, turn), all_to_all=True
         )
@@ -322,7 +326,7 @@ class HubGroup:
         """See :meth:`Group.commit`."""
         vote = vote_on(
             self._joined(), reduced, ok=ok, reason=reason, lease=lease,
-            report=self._announced.report,
+            report=self._announced.report, nbytes=self._nbytes,
         )  # fmt: skip
         committed = counted = False
         try:

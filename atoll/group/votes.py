@@ -9,7 +9,7 @@ from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
 
 def vote_on(
     plan: RoundPlan, reduced: Decidable | None, *, ok: bool, reason: str, lease: Lease | None,
-    report: RoundJoin | None = None,
+    report: RoundJoin | None = None, nbytes: int = 0,
 ) -> RoundVote:  # fmt: skip
     """Return the vote of a member with this result; without one it votes against."""
     ok = ok and reduced is not None
@@ -17,7 +17,7 @@ def vote_on(
         round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
         digest=reduced.digest if reduced is not None else "",
         contributors=list(reduced.contributors) if reduced is not None else [],
-        lease=lease, report=report,
+        lease=lease, report=report, nbytes=nbytes,
     )  # fmt: skip
 
 

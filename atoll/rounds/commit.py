@@ -8,10 +8,12 @@ as many as they can until the slowest of those is done.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.ids import slot_of
+from atoll.rounds import faster_route
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
 from atoll.rounds.data_slots import DataSlots
@@ -113,6 +115,7 @@ def newcomer_pace(own_share: float, *, period_s: float | None, elapsed_s: float)
     return own_share * min(1.0, left) if left >= LEAST_LEFT else 0.0
 
 
+RELAY = "relay"
 FAST_ROUTES = frozenset({"direct", "hierarchical"})
 """Routes with direct connections; replaced by the relay for some rounds after they fail."""
 
@@ -186,14 +189,16 @@ class CommitLog:
             group=verdict.group,
         )
         self.codec = ""
-        return decided, notes + self._note_slow(trainers)
+        return decided, notes + self._note_route(attempt, seconds) + self._note_slow(trainers)
 
     def abort(self, attempt: Attempt) -> None:
         """Double the time limits and avoid the route if no lost member explains the abort."""
         if attempt.left:
             return
         self.patience = min(MAX_PATIENCE, 2 * self.patience)
-        if attempt.plan.route in FAST_ROUTES:
+        plan, known = attempt.plan, self.timings.faster_route
+        faster_route.failed(known, relay=plan.route == RELAY, round_=plan.round)
+        if plan.route in FAST_ROUTES:
             self._relay_rounds = min(MAX_RELAY_ROUNDS, max(2, 2 * self._relay_rounds))
             self._relay_until = attempt.plan.round + self._relay_rounds
 
@@ -242,6 +247,17 @@ class CommitLog:
             else:
                 self.data_slots.take_over(member, reached[member])
         return notes
+
+    def _note_route(self, attempt: Attempt, seconds: float) -> list[EventRaised]:
+        """Report it if the other route turns out to be the faster one."""
+        plan, known = attempt.plan, self.timings.faster_route
+        if plan.route not in (*FAST_ROUTES, RELAY):
+            return []
+        nbytes = statistics.median_low([vote.nbytes for vote in attempt.votes.values()] or [0])
+        text = faster_route.learn(
+            known, relay=plan.route == RELAY, seconds=seconds, nbytes=nbytes, round_=plan.round
+        )
+        return [EventRaised("route", text)] if text else []
 
     def _note_slow(self, trainers: list[str]) -> list[EventRaised]:
         """Report, once, members too slow to finish with the others at any pace."""

@@ -61,7 +61,7 @@ class Quorum(JobRounds):
         if self.required - set(self.joins):
             return effects
         self._learn_from_abort()
-        relay_only = self.commit_log.relay_only(self.committed_round)
+        relay_only = self.commit_log.relay_only(self.committed_round) or self._hub_is_faster
         route = choose_route(self.preference, self.joins, self.dials, relay_only=relay_only)
         if route.needs_reducer and not self.reducer_ready:
             return effects
@@ -217,6 +217,12 @@ class Quorum(JobRounds):
         return effects
 
     # ------------------------------------------------------------------------- the plan
+
+    @property
+    def _hub_is_faster(self) -> bool:
+        """Whether the next round goes through the hub although it could go directly."""
+        through_hub = self.commit_log.timings.faster_route.through_hub
+        return through_hub and self.reducer_ready and self.collective in ("", "auto")
 
     def _learn_from_abort(self) -> None:
         """Attribute an abort to the route if all its members have joined again.

@@ -97,7 +97,7 @@ class JobRounds:
     quorum: float = 0.0
     """Share of the members whose joins suffice for a plan; 0: it waits for all."""
     collective: str = ""
-    """Of the direct route, planned while the job runs; empty: as its file says."""
+    """Of the direct route, as the job's file says or planned while it runs; empty: members know."""
     whole: bool = False
     """A round commits only with the contribution of every member of its plan."""
     required: frozenset[str] = frozenset()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from atoll.rounds.faster_route import FasterRoute
+
 EMA = 0.3
 """Weight of the newest measurement in the moving averages."""
 
@@ -45,6 +47,7 @@ class RoundTimings(msgspec.Struct, kw_only=True):
     """Seconds that a round takes beside training, from the last member's begin to the verdict."""
     round_dev_s: float = 0.0
     """Mean absolute deviation of it."""
+    faster_route: FasterRoute = msgspec.field(default_factory=FasterRoute)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,8 @@ class RoundVote(Message, frozen=True):
     """Current position in the data; recorded if the round commits with this member."""
     report: RoundJoin | None = None
     """Replaces the report in the join, if the member joined before its last steps."""
+    nbytes: Number = 0
+    """Of what the member put into the exchange, encoded: on every route the same."""
 
 
 class Verdict(Message, frozen=True):

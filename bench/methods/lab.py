@@ -2,10 +2,11 @@
 
 A hub and four members, each in a network namespace of its own, real processes and sockets, lines of
 the rates of the table with 80 ms round trip; the hub's own line has no limit. Rounds go through the
-hub (`--route relay`), as in the modelled times, or as members can reach each other (`--route auto`,
-the default of jobs). Steps last 30 ms and are slept, for there is one machine here; every round,
-codec and byte is the row's. A row that sends in every step and would take longer than `--longest-s`
-is cut, and its seconds are those of the steps that it did, times the steps that it has (`cut`).
+hub (`--route relay`), as in the modelled times, between members (`--route direct`), or whichever is
+faster (`--route auto`, the default of jobs). Steps last 30 ms and are slept, for there is one
+machine here; every round, codec and byte is the row's. A row that sends in every step and would
+take longer than `--longest-s` is cut, and its seconds are those of the steps that it did, times the
+steps that it has (`cut`).
 
 wall_s        first step to last parameters, the slowest member
 modelled_s    the same by bench/methods/modelled.py, whose bytes are those of the run in memory
@@ -159,7 +160,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--rows", default="", help=f"names, with commas; the first {FIRST}")
     parser.add_argument("--links", default=",".join(RATES_BPS), help="with commas")
-    parser.add_argument("--route", choices=("relay", "auto"), default="relay")
+    parser.add_argument("--route", choices=("relay", "direct", "auto"), default="relay")
     parser.add_argument("--longest-s", type=float, default=400.0)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/bench_methods.jsonl"), help="file of finished runs"

@@ -136,7 +136,7 @@ def test_a_lost_member_makes_them_not_count() -> None:
     assert not exchange.early.sent
 
 
-def test_pieces_that_come_again_after_a_loss_do_not_stand_for_others() -> None:
+def test_pieces_that_come_again_do_not_stand_for_others() -> None:
     exchange = Exchange(shares_of("fp32", 400_000, seed=2, weights=(1.0, 1.0, 1.0)))
     first, second, third = exchange.shares
     exchange.feed(third, 3)  # its first pieces are under way

@@ -302,11 +302,11 @@ def test_auto_route_backs_off_to_relay_exponentially() -> None:
         plan = plan_in(machine.join("w1", RoundJoin(round_, "b", ["w0"]), now))
         if plan.route == "direct" and len(relayed) < 3:
             relayed.append(0)
-            machine.vote("w0", vote(plan, ok=False), now + 1.0)
+            machine.vote("w0", vote(plan, ok=False), now + 0.1)
             continue
         if plan.route == "relay":
             relayed[-1] += 1
-        commit_all(machine, plan, now + 1.0)
+        commit_all(machine, plan, now + 0.1)
     assert relayed == [2, 4, 8]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -75,16 +76,18 @@ def test_an_interval_told_in_the_middle_holds_for_all_who_come() -> None:
 
 
 def test_members_of_a_site_relay_one_contribution() -> None:
-    fleet = fleet_of(8)
+    fleet = fleet_of(8, hub_mbps=50.0)
     machines = [m.__class__(name=m.name, step_s=1.0, site=f"s{n % 2}", up_mbps=100, down_mbps=100)
                 for n, m in enumerate(fleet.machines)]  # fmt: skip
     sites = (Site(name="s0", mbps=1000), Site(name="s1", mbps=1000))
     near = fleet.__class__(machines=tuple(machines), sites=sites, hub=fleet.hub)
     hierarchical = simulate(setting_of(near))
     relayed = simulate(setting_of(near, route="relay"))
-    assert {row["route"] for row in hierarchical.timeline} == {"hierarchical"}
-    per_round = hierarchical.relay_bytes / hierarchical.rounds_committed
-    assert per_round == pytest.approx(relayed.relay_bytes / relayed.rounds_committed / 4, rel=0.1)
+    routes = Counter(row["route"] for row in hierarchical.timeline if row["committed"])
+    assert routes["hierarchical"] > 9 * routes["relay"], "seldom tried: it is not faster"
+    per_round = relayed.relay_bytes / relayed.rounds_committed
+    expected = per_round * (routes["hierarchical"] / 4 + routes["relay"])
+    assert hierarchical.relay_bytes == pytest.approx(expected, rel=0.1)
 
 
 def test_a_line_too_slow_for_the_usual_limit_commits_later() -> None:
