@@ -1,4 +1,4 @@
-"""How the suite runs: quick stand-ins of long tests, the order of files, tests that end a worker."""
+"""How the suite runs: stand-ins of long tests, the order of files, tests that end a worker."""
 
 from __future__ import annotations
 

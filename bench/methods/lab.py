@@ -32,7 +32,7 @@ from atoll.netlab.lab import Lab
 from bench.kit.cluster import ROOT
 from bench.kit.report import emit
 from bench.methods.ledger import Ledger, Record
-from bench.methods.modelled import RATES_BPS, Clock
+from bench.methods.modelled import RATES_BPS, Clock, codec_of_means
 from bench.methods.rows import ROWS, Row, named
 from bench.methods.setting import FULL
 from bench.slowlink import END_S, HUB, Site, lines_of, say, site
@@ -56,8 +56,9 @@ def modelled_s(row: Row, ledger: Ledger, *, rate_bps: float, clock: Clock) -> fl
     if not runs:
         raise SystemExit(f"{ledger.path} has no run of {row.name!r}: python -m bench.methods first")
     return clock.wall_s(
-        runs[0]["exchanges"], steps=FULL.steps, rate_bps=rate_bps, overlap=row.overlap_steps
-    )
+        runs[0]["exchanges"], steps=FULL.steps, rate_bps=rate_bps, overlap=row.overlap_steps,
+        codec=codec_of_means(row.preset, runs[0].get("codec", row.codec)),
+    )  # fmt: skip
 
 
 def steps_of(row: Row, expected_s: float, *, longest_s: float) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.methods.ledger import Record
-from bench.methods.modelled import RATES_BPS, Clock
+from bench.methods.modelled import RATES_BPS, Clock, codec_of_means
 from bench.methods.rows import ROWS
 from bench.methods.shapes import Interval
 
@@ -50,7 +50,14 @@ def _row(
 ) -> dict[str, Any]:
     first, loss = runs[0], Interval.of([run["loss"] for run in runs]).plain()
     tokens, steps = first["tokens_per_node"], first["steps"]
-    overlap = next((row.overlap_steps for row in ROWS if row.name == name), 0)
+    overlap, codec = next(
+        (
+            (row.overlap_steps, codec_of_means(row.preset, first["codec"]))
+            for row in ROWS
+            if row.name == name
+        ),
+        (0, ""),
+    )
     return {
         "row": name,
         "strategy": first["strategy"],
@@ -68,7 +75,10 @@ def _row(
         "wall_s": {
             label: measured.get((name, members, label))
             or round(
-                clock.wall_s(first["exchanges"], steps=steps, rate_bps=rate, overlap=overlap), 1
+                clock.wall_s(
+                    first["exchanges"], steps=steps, rate_bps=rate, overlap=overlap, codec=codec
+                ),
+                1,
             )
             for label, rate in RATES_BPS.items()
         },

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.methods.table import PRESETS
 from atoll.strategies.measured_traffic import measure_traffic
-from bench.methods import index
+from bench.methods import index, modelled
 from bench.methods.__main__ import plan
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
@@ -156,6 +156,18 @@ def test_wall_time_is_compute_plus_exposed_communication() -> None:
     hidden = clock.wall_s(exchanges, steps=100, rate_bps=10e6, overlap=10)
     assert hidden == pytest.approx(10 + 3 * 0.5)
     assert clock.wall_s(exchanges, steps=100, rate_bps=10e6, overlap=100) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("preset", "codec", "late_bytes"),
+    [("diloco", "fp32", 2**18), ("diloco", "int4", 4_000_000), ("d-psgd", "fp32", 4_000_000)],
+)
+def test_a_mean_comes_down_while_the_rest_goes_up(preset: str, codec: str, late_bytes: int) -> None:
+    clock, exchanges = Clock(step_s=0.1, round_trip_s=0.5), [[4_000_000, 4_000_000, 1]]
+    found = clock.wall_s(
+        exchanges, steps=10, rate_bps=8e6, codec=modelled.codec_of_means(preset, codec)
+    )
+    assert found == pytest.approx(1 + 0.5 + 4 + late_bytes / 1e6)
 
 
 # ------------------------------------------------------------------------------ the shapes
