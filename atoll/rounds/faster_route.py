@@ -17,6 +17,10 @@ LEAST_S = 1.0
 """Shorter rounds stay direct: there is little to gain, and the hub has other jobs."""
 ROUNDS = 2
 """Rounds of a route that are compared; the first one after a change opens TCP's windows again."""
+LONG_S = 3.0
+"""Of rounds that take longer one says enough, for now."""
+SOON = 4
+"""Rounds after which a change that one round has caused is looked at again."""
 RECENT = 3
 GAIN = 0.9
 """The other route is taken if it needs at most this share of the time."""
@@ -80,17 +84,19 @@ def learn(known: FasterRoute, *, relay: bool, seconds: float, nbytes: int, round
     last.append(seconds * known.nbytes / nbytes if nbytes else seconds)
     del last[:-RECENT]
     if not known.trial:
-        if len(last) >= ROUNDS and round_ + 1 >= known.again and min(last) >= LEAST_S:
+        if _is_enough(last) and round_ + 1 >= known.again and min(last) >= LEAST_S:
             known.trial = True
             others.clear()
         return ""
     usual_s, other_s = min(others), min(last)  # longer ones were disturbed
-    if len(last) < ROUNDS and other_s < GIVE_UP * usual_s:
+    if not _is_enough(last) and other_s < GIVE_UP * usual_s:
         return ""
     slower = max(usual_s, other_s) / min(usual_s, other_s) - 1.0
     _pause(known, round_, math.ceil(ROUNDS * slower / COST))
     if other_s > GAIN * usual_s:
         return ""
+    if len(others) < ROUNDS:
+        known.again = round_ + SOON
     known.relay = not known.relay
     new, old = ("through the hub", "directly") if known.relay else ("directly", "through the hub")
     return f"rounds go {new}: {other_s:.2g} s, {old} {usual_s:.2g} s"
@@ -101,6 +107,10 @@ def failed(known: FasterRoute, *, relay: bool, round_: int) -> None:
     if relay == known.through_hub and (known.trial or known.relay):
         known.relay = known.relay and known.trial
         _pause(known, round_, LONGEST_PAUSE)
+
+
+def _is_enough(last: list[float]) -> bool:
+    return len(last) >= ROUNDS or min(last) >= LONG_S
 
 
 def _pause(known: FasterRoute, round_: int, rounds: int) -> None:

@@ -15,6 +15,7 @@ from atoll.rounds.faster_route import (
     LEAST_S,
     LONGEST_PAUSE,
     SMALLER,
+    SOON,
     FasterRoute,
     failed,
     learn,
@@ -42,20 +43,28 @@ def rounds(seconds: Seconds, *, count: int, known: FasterRoute | None = None) ->
 
 
 def test_the_hub_is_tried_and_kept_if_it_is_faster() -> None:
-    found = rounds(lambda _, relay: 4.0 if relay else 6.0, count=30)
+    found = rounds(lambda _, relay: 1.5 if relay else 2.0, count=30)
     assert found[:4] == [False, False, True, True]
     assert all(found[2:])
 
 
+def test_of_long_rounds_one_says_enough_and_is_looked_at_again() -> None:
+    found = rounds(lambda _, relay: 4.0 if relay else 6.0, count=30)
+    assert found[:3] == [False, True, True]
+    assert [number for number, relay in enumerate(found) if not relay] == [0, 1 + SOON]
+    first = rounds(lambda number, relay: 4.0 if relay else 3.0 if number else 6.0, count=30)
+    assert [number for number, relay in enumerate(first) if relay] == [1, 2, 3, 4]
+
+
 def test_the_direct_route_is_kept_if_it_is_faster() -> None:
-    found = rounds(lambda _, relay: 6.0 if relay else 4.0, count=200)
+    found = rounds(lambda _, relay: 2.4 if relay else 1.6, count=200)
     assert found[:4] == [False, False, True, True]
     assert found.index(True, 4) == 3 + 50  # two rounds of half as long again, for 2 % of the time
     assert sum(found) <= 2 * (1 + 200 // 50)
 
 
 def test_a_hub_that_is_much_slower_is_tried_for_one_round() -> None:
-    found = rounds(lambda _, relay: 40.0 if relay else 4.0, count=LONGEST_PAUSE)
+    found = rounds(lambda _, relay: 16.0 if relay else 1.6, count=LONGEST_PAUSE)
     assert [number for number, relay in enumerate(found) if relay] == [2, 2 + 900]
 
 
@@ -70,7 +79,7 @@ def test_one_disturbed_round_is_no_reason() -> None:
 
 def test_when_lines_change_so_does_the_route() -> None:
     def seconds(number: int, relay: bool) -> float:
-        return (4.0 if relay else 6.0) if number < 100 else (8.0 if relay else 6.0)
+        return (1.6 if relay else 2.4) if number < 100 else (3.2 if relay else 2.4)
 
     found = rounds(seconds, count=200)
     assert all(found[2:34])
@@ -101,7 +110,7 @@ def test_rounds_are_compared_by_what_they_move() -> None:
     for number, nbytes in enumerate([100, 0, *[NBYTES, 0, NBYTES * 3 // 2, 100] * 10]):
         relay = known.through_hub
         found.append(relay)
-        seconds = 0.3 + nbytes / NBYTES * (4.0 if relay else 6.0)
+        seconds = 0.1 + nbytes / NBYTES * (1.6 if relay else 2.4)
         learn(known, relay=relay, seconds=seconds, nbytes=nbytes, round_=number)
     assert found.index(True) == 5  # two of a size that says something have been there
     assert all(found[5:])
@@ -109,7 +118,7 @@ def test_rounds_are_compared_by_what_they_move() -> None:
 
 def test_when_less_is_moved_from_now_on_that_counts() -> None:
     known = FasterRoute()
-    rounds(lambda _, relay: 4.0 if relay else 6.0, count=10, known=known)
+    rounds(lambda _, relay: 1.6 if relay else 2.4, count=10, known=known)
     for number in range(10, 10 + SMALLER + LEAST_PAUSE + 10):
         relay = known.through_hub
         seconds = 2.0 if relay else 1.0
@@ -120,26 +129,26 @@ def test_when_less_is_moved_from_now_on_that_counts() -> None:
 
 def test_a_trial_that_fails_is_not_repeated_soon() -> None:
     known = FasterRoute()
-    rounds(lambda *_: 4.0, count=2, known=known)
+    rounds(lambda *_: 1.6, count=2, known=known)
     assert known.through_hub
     failed(known, relay=True, round_=2)
-    assert not any(rounds(lambda *_: 4.0, count=LONGEST_PAUSE, known=known))
+    assert not any(rounds(lambda *_: 1.6, count=LONGEST_PAUSE, known=known))
 
 
 def test_a_failed_trial_of_the_direct_route_stays_with_the_hub() -> None:
     known = FasterRoute()
-    rounds(lambda _, relay: 4.0 if relay else 6.0, count=3 + 50 + 1, known=known)
+    rounds(lambda _, relay: 1.6 if relay else 2.4, count=3 + 50 + 1, known=known)
     assert known.trial
     assert not known.through_hub
     failed(known, relay=False, round_=54)
-    assert all(rounds(lambda *_: 4.0, count=20, known=known))
+    assert all(rounds(lambda *_: 1.6, count=20, known=known))
 
 
 def test_a_hub_that_fails_is_left() -> None:
     known = FasterRoute()
-    rounds(lambda _, relay: 4.0 if relay else 6.0, count=10, known=known)
+    rounds(lambda _, relay: 1.6 if relay else 2.4, count=10, known=known)
     failed(known, relay=True, round_=10)
-    assert not any(rounds(lambda *_: 4.0, count=20, known=known))
+    assert not any(rounds(lambda *_: 1.6, count=20, known=known))
 
 
 # ------------------------------------------------------------------- with a machine of rounds
@@ -172,7 +181,7 @@ def test_only_auto_may_choose(change: dict[str, object], expected: list[str]) ->
     machine = rounds_of(2, preference="auto")
     for name, value in change.items():
         setattr(machine, name, value)
-    assert routes(machine, direct_s=6.0, relay_s=4.0, count=10) == expected
+    assert routes(machine, direct_s=2.4, relay_s=1.6, count=10) == expected
 
 
 def test_a_change_is_said_once() -> None:
@@ -180,15 +189,15 @@ def test_a_change_is_said_once() -> None:
     for number in range(6):
         machine.join("w0", RoundJoin(number, "b", ["w1"]), 10.0 * number)
         plan = plan_in(machine.join("w1", RoundJoin(number, "b", ["w0"]), 10.0 * number))
-        now = 10.0 * number + (4.0 if plan.route == "relay" else 6.0)
+        now = 10.0 * number + (1.6 if plan.route == "relay" else 2.4)
         machine.vote("w0", vote(plan), now)
         effects = machine.vote("w1", vote(plan), now)
         texts += [e.text for e in effects if isinstance(e, EventRaised) and e.kind == "route"]
-    assert texts == ["rounds go through the hub: 4 s, directly 6 s"]
+    assert texts == ["rounds go through the hub: 1.6 s, directly 2.4 s"]
 
 
 def test_without_a_reducer_rounds_go_on_directly() -> None:
     machine = rounds_of(2, preference="auto")
-    assert routes(machine, direct_s=6.0, relay_s=4.0, count=6)[-1] == "relay"
+    assert routes(machine, direct_s=2.4, relay_s=1.6, count=6)[-1] == "relay"
     machine.reducer(100.0, ready=False)
-    assert routes(machine, direct_s=6.0, relay_s=4.0, count=2) == ["direct", "direct"]
+    assert routes(machine, direct_s=2.4, relay_s=1.6, count=2) == ["direct", "direct"]
