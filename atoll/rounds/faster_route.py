@@ -30,6 +30,8 @@ COST = 0.02
 """Share of the time of rounds that trials may cost."""
 LEAST_PAUSE, LONGEST_PAUSE = 32, 1024
 """Rounds between two trials."""
+LEAST_BYTES = 2**18
+"""Rounds that move less say nothing about lines."""
 SIZES = 2.0
 """Rounds that move less than the largest ones, by this factor, say little about lines."""
 SMALLER = 64
@@ -66,9 +68,11 @@ class FasterRoute(msgspec.Struct):
 def learn(known: FasterRoute, *, relay: bool, seconds: float, nbytes: int, round_: int) -> str:
     """Note what a round took, and decide how the next ones go; return what changed, for people.
 
-    `nbytes` is what a member put into it, encoded; 0 in all rounds if that is not known.
+    `nbytes` is what a member put into it, encoded.
     """
     if relay != known.through_hub:  # a route failed, or members do not reach each other
+        return ""
+    if nbytes < LEAST_BYTES:
         return ""
     if nbytes < known.nbytes / SIZES:
         known.smaller += 1
@@ -81,7 +85,7 @@ def learn(known: FasterRoute, *, relay: bool, seconds: float, nbytes: int, round
     if relay != known.through_hub:  # of a trial that is over with that
         return ""
     last, others = known.last_s(relay=relay), known.last_s(relay=not relay)
-    last.append(seconds * known.nbytes / nbytes if nbytes else seconds)
+    last.append(seconds * known.nbytes / nbytes)
     del last[:-RECENT]
     if not known.trial:
         if _is_enough(last) and round_ + 1 >= known.again and min(last) >= LEAST_S:

@@ -239,7 +239,9 @@ class SimulatedMember:
             return
         self._enter(Phase.VOTING)
         plan = exchange.plan
-        self._vote(RoundVote(plan.round, plan.epoch, True, str(plan.epoch), exchange.contributors))
+        names, nbytes = exchange.contributors, round(exchange.moved.relay_sent)
+        body = RoundVote(plan.round, plan.epoch, True, str(plan.epoch), names, nbytes=nbytes)
+        self._vote(body)
 
     def failed(self, exchange: Exchange, reason: str) -> None:
         """The exchange failed here: vote against it."""

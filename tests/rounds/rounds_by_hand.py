@@ -31,7 +31,8 @@ def join_all(machine: RoundMachine, members: list[str], now: float, base: str = 
 
 
 def vote(plan: RoundPlan, digest: str = "d", *, ok: bool = True) -> RoundVote:
-    return RoundVote(plan.round, plan.epoch, ok, digest, list(plan.members), "" if ok else "why")
+    reason, members = "" if ok else "why", list(plan.members)
+    return RoundVote(plan.round, plan.epoch, ok, digest, members, reason, nbytes=10**6)
 
 
 def commit_all(machine: RoundMachine, plan: RoundPlan, now: float) -> Verdict:
