@@ -46,7 +46,7 @@ class Clock:
             visible += count * max(0.0, self._round_s(sent + late, rate_bps) - hidden_s)
         return steps * self.step_s + visible
 
-    def _round_s(self, nbytes: int, rate_bps: float) -> float:
+    def _round_s(self, nbytes: float, rate_bps: float) -> float:
         return self.round_trip_s + 8 * nbytes / rate_bps
 
 
