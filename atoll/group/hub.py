@@ -119,9 +119,9 @@ class HubGroup:
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
         self._gave = False
-        self._nbytes = 0
-        """Of what this member has put into the attempt, encoded."""
         """Whether this member contributed a weight above 0 to the current plan."""
+        self._nbytes = 0
+        """Of what this member has put into it, encoded."""
         self._calls = ParameterServerCalls(link, job=job)
         self._exchanges = ExchangeQueue(
             self._routes, me=member, is_lost=self._is_lost,

@@ -22,12 +22,13 @@ LONG_S = 3.0
 SOON = 4
 """Rounds after which a change that one round has caused is looked at again."""
 RECENT = 3
+"""Rounds of each route that are remembered; the quickest counts."""
 GAIN = 0.9
 """The other route is taken if it needs at most this share of the time."""
 GIVE_UP = 2.0
 """A trial ends with a round that takes this many times as long."""
 COST = 0.02
-"""Share of the time of rounds that trials may cost."""
+"""Share of the time of rounds that trials cost, but for those that come `SOON`."""
 LEAST_PAUSE, LONGEST_PAUSE = 32, 1024
 """Rounds between two trials."""
 LEAST_BYTES = 2**18

@@ -37,11 +37,14 @@ class Clock:
     ) -> float:  # fmt: skip
         """Return the seconds of a run whose rounds are (sent, received, how many).
 
-        `codec` is that of the means; empty: there are none.
+        `codec` is that of the means; empty: there are none. Rounds in which a member gets more than
+        it sends form none either: it gets the packets of others.
         """
         visible = 0.0
         for sent, received, count in exchanges:
-            late = last_bytes(codec, received, piece=CHUNK_BYTES) if codec else received
+            late = float(received)
+            if codec and received <= sent:
+                late = last_bytes(codec, received, piece=CHUNK_BYTES)
             hidden_s = overlap * self.step_s
             visible += count * max(0.0, self._round_s(sent + late, rate_bps) - hidden_s)
         return steps * self.step_s + visible

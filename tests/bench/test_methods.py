@@ -168,6 +168,8 @@ def test_a_mean_comes_down_while_the_rest_goes_up(preset: str, codec: str, late_
         exchanges, steps=10, rate_bps=8e6, codec=modelled.codec_of_means(preset, codec)
     )
     assert found == pytest.approx(1 + 0.5 + 4 + late_bytes / 1e6)
+    gathered = clock.wall_s([[1_000_000, 3_000_000, 1]], steps=10, rate_bps=8e6, codec=codec)
+    assert gathered == pytest.approx(1 + 0.5 + 4)
 
 
 # ------------------------------------------------------------------------------ the shapes

@@ -197,7 +197,7 @@ def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> Roun
         aside=job.aside,
         quorum=job.spec.job.quorum,
         preference=job.spec.job.route,
-        collective=job.spec.strategy.collective.replace("auto", ""),
+        collective="" if job.spec.strategy.collective == "auto" else job.spec.strategy.collective,
         committed_round=job.committed_round,
         start_round=job.start_round,
         epoch=rows[0][0].epoch if rows else 0,
