@@ -34,7 +34,7 @@ class Row:
     """Changes of the inner optimizer."""
     overlap_steps: int = 0
     """Steps that are computed while a round is under way."""
-    members: tuple[int, ...] = (4, 8)
+    members: tuple[int, ...] = (4, 8, 16)
     """Sizes of the group, the most telling first."""
     core: bool = False
     """Whether a shape needs it: such rows are run first, and with several seeds."""
@@ -80,8 +80,8 @@ CORE: tuple[Row, ...] = (
     _diloco("diloco h10 drop30", every=10, options={"drop": 0.3}),
     _row("async-diloco", "async-diloco", options=ASYNC),
     _row("async plain", "async-diloco", options=ASYNC | {"outer_optimizer": "nesterov"}),
-    _row("d-psgd ring", "d-psgd", options={"graph": "ring"}, members=(8, 4)),
-    _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}, members=(8, 4)),
+    _row("d-psgd ring", "d-psgd", options={"graph": "ring"}, members=(8, 4, 16)),
+    _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}, members=(8, 4, 16)),
 )  # fmt: skip
 """What shapes are judged by; several seeds."""
 

@@ -16,8 +16,8 @@ joining members use the common parameters.
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
   * the run may start warm: in the first `shared_steps` all members compute on the same data;
-  * all members end with the common parameters; where the last step is not known, a last round
-    averages all fragments at once;
+  * a last round, for which members wait, averages all fragments at once, so that all end with the
+    common parameters and nothing that was trained is dropped;
   * with `delay = "auto"` tau follows from the measured times of rounds and steps: the verdict of a
     round carries the tau of the next one, so it is the same on all members;
   * tensors outside numbered layers are spread over all fragments (see `fragments`);
@@ -149,15 +149,9 @@ class StreamingOuter(OverlappedOuter):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Apply the round under way and load the common parameters.
-
-        Where training ends at the last step that the schedule knew, only fragments that were never
-        averaged are averaged now; elsewhere all that were trained since.
-        """
+        """Apply the round under way, average what was trained since, load the common parameters."""
         results = [] if self._flight is None else [self._take(task, self._flight)]
         rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
-        if task.step == self._schedule.last:
-            rest = [p for p in self._schedule.left(task.step) if p in rest]
         if rest:
             results.append(self._hold(task, rest))
         self._flat.write(self._start)

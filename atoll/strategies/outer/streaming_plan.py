@@ -13,9 +13,8 @@ class StreamingPlan:
     Legend: H steps between two rounds of a fragment, F fragments, tau steps until a result is
     applied. Fragment p first begins at (p + 1) H / F, rounded down, then every H steps.
 
-    Where the last step T is known, the last round begins at T - tau, so that training hides it,
-    too, and no round of all fragments follows: what members learned of a fragment after its last
-    round is dropped, as in the paper's evaluation.
+    The last round, after the last step T, averages all fragments that were trained since. Where T
+    is known, no round begins that would not be over before: the last one averages that, too.
     """
 
     def __init__(
@@ -64,36 +63,21 @@ class StreamingPlan:
         """Return the first step after `step` at which a round begins, or the shared start ends."""
         if step < self._since:
             return self._since
-        due, latest = self._turn_after(step), self.last - self.delay
-        if not self.last or due <= latest:
+        due = self._turn_after(step)
+        if not self.last or due + self.delay < self.last:
             return due
-        pulled = max(step + 1, latest)
-        # The last round takes the next turn. A turn that is due after the end is pulled forward
-        # only if training hides it, and half an interval has passed since the turn before.
-        late = pulled <= latest and 2 * (pulled - self._turn_before(step)) > self._longest
-        return pulled if due <= self.last or late or not self.delay else due
+        return max(due, self.last + 1)
 
     def due_at(self, step: int) -> list[int]:
         """Return the fragments whose round begins at a step: those whose turn is then, or next."""
         begun = self._turn_after(step - 1) - self._since
         return [p for p, o in enumerate(self._offsets) if (begun - o) % self._every == 0]
 
-    def left(self, steps: int) -> list[int]:
-        """Return the fragments that had no turn in a run of so many steps."""
-        return [p for p, o in enumerate(self._offsets) if self._since + o > steps]
-
     def _turn_after(self, step: int) -> int:
         begun = step - self._since
         cycle = begun // self._every * self._every
         ahead = [cycle + turn + o for o in self._offsets for turn in (0, self._every)]
         return self._since + min(when for when in ahead if when > begun)
-
-    def _turn_before(self, step: int) -> int:
-        """Return the last turn up to a step, or the step from which turns are counted."""
-        begun = step - self._since
-        cycle = begun // self._every * self._every
-        past = [cycle + turn + o for o in self._offsets for turn in (-self._every, 0)]
-        return self._since + max((when for when in past if 0 <= when <= begun), default=0)
 
     def rounds(self, steps: int) -> Iterator[list[int]]:
         """Yield the fragments of every round in a run of `steps`, including the last round."""
@@ -105,8 +89,6 @@ class StreamingPlan:
             newest |= dict.fromkeys(which, step)
             step = self.next_due(step + self.delay)
         rest = [p for p, when in newest.items() if when < steps]
-        if self.last:
-            rest = self.left(steps)
         if steps < self._since:
             rest = list(newest)
         if rest:

@@ -207,24 +207,27 @@ def begins(plan: StreamingPlan, *, last: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_training_hides_the_last_round_where_the_end_is_known() -> None:
+def test_what_would_not_be_over_before_a_known_end_is_left_to_the_last_round() -> None:
     plan = StreamingPlan(every=12, count=3, delay=1, since=0, staggered=True)
-    assert begins(plan, last=24)[-3:] == [(16, [0]), (20, [1]), (23, [2])]
-    assert list(plan.rounds(24)) == [[0], [1], [2], [0], [1], [2]], "no round of all fragments"
-    assert begins(plan, last=27)[-2:] == [(24, [2]), (26, [0])], "what is left is worth a round"
-    assert begins(plan, last=26)[-2:] == [(20, [1]), (24, [2])], "one step is not"
-    assert plan.left(10) == [2], "it had no turn: it is averaged at the end"
+    assert begins(plan, last=24)[-2:] == [(16, [0]), (20, [1])]
+    assert list(plan.rounds(24)) == [[0], [1], [2], [0], [1], [0, 1, 2]]
+    assert begins(plan, last=26)[-2:] == [(20, [1]), (24, [2])], "over at step 25"
+    assert begins(plan, last=25)[-2:] == [(16, [0]), (20, [1])], "over at the end"
 
 
 @pytest.mark.parametrize(("delay", "last"), [(0, 24), (0, 29), (1, 25), (3, 24), (3, 30)])
-def test_every_round_of_a_known_run_follows_the_one_before(delay: int, last: int) -> None:
+def test_every_round_of_a_known_run_is_over_before_the_next_and_the_end(
+    delay: int, last: int
+) -> None:
     plan = StreamingPlan(every=16, count=4, delay=delay, since=3, staggered=True)
-    found = begins(plan, last=last)
-    assert all(a[0] + delay < b[0] + (delay == 0) for a, b in pairwise(found))
-    assert {p for _, which in found for p in which} | {*plan.left(last)} == {0, 1, 2, 3}
+    shared, *found = begins(plan, last=last)
+    assert shared[0] == 3
+    assert found
+    assert all(a[0] + delay < b[0] for a, b in pairwise([*found, (last, [])]))
+    assert [*plan.rounds(last)] == [*(which for _, which in found), [0, 1, 2, 3]]
 
 
-def test_members_end_without_a_round_of_all_fragments() -> None:
+def test_members_end_with_one_round_of_all_that_they_trained() -> None:
     def body(group: Group) -> Run:
         run = start_run(Streaming(every=4, fragments=2, delay=1), group, int(group.me[1:]))
         run.task.last = 12
@@ -238,7 +241,7 @@ def test_members_end_without_a_round_of_all_fragments() -> None:
     assert torch.equal(first.vector(), second.vector())
     sizes = [result.sent_bytes for result in first.results]
     assert len(sizes) == 6
-    assert max(sizes) == 4 * 18, "the larger fragment"
+    assert sizes[-1] == sum(sizes[-3:-1]), "all fragments at once"
 
 
 # ------------------------------------------------------------------------- delay = "auto"
