@@ -16,12 +16,12 @@ from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.methods.table import PRESETS
-from bench.methods.ledger import Ledger
+from bench.methods.ledger import Ledger, Record
 from bench.methods.modelled import Clock
-from bench.methods.setting import FULL
+from bench.methods.setting import FULL, GROUPS, Setting
 from bench.methods.shapes import judge
 from bench.methods.table import make_rows
-from bench.methods.tables import with_tables
+from bench.methods.tables import with_groups, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -164,14 +164,19 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=PAGES, help="folder of the pages")
     parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs/measured/benchmarks.md")
     given = parser.parse_args()
-    ledger = Ledger(given.file)
-    same = {"steps": FULL.steps, "scale": FULL.scale}
+    ledger, page = Ledger(given.file), given.benchmarks
+    runs, rows = _of(ledger, FULL)
+    larger, their_rows = _of(ledger, GROUPS)
+    text = with_tables(page.read_text(encoding="utf-8"), rows, judge(runs))
+    page.write_text(with_groups(text, their_rows, larger), encoding="utf-8")
+    figures(chosen(rows), given.to)
+
+
+def _of(ledger: Ledger, setting: Setting) -> tuple[list[Record], list[Row]]:
+    """Return the runs of a setting, and the rows that they make."""
+    same = {"steps": setting.steps, "scale": setting.scale}
     runs, walls = ledger.of("run", **same), ledger.of("wall", route="relay", **same)
-    everything = make_rows(runs, [], clock=Clock(), walls=walls)
-    page = given.benchmarks
-    text = page.read_text(encoding="utf-8")
-    page.write_text(with_tables(text, everything, judge(runs)), encoding="utf-8")
-    figures(chosen(everything), given.to)
+    return runs, make_rows(runs, [], clock=Clock(), walls=walls)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +74,7 @@ class Setting:
             steps=self.steps, batch=self.batch, lr=self.lr, warmup=self.steps // 12,
             final_lr=0.02, clip=1.0,
         )  # fmt: skip
-        return dataclasses.replace(common, **changes)
+        return replace(common, **changes)
 
     def model(self, seed: int) -> Model:
         """Return the model of a seed in main memory; the same on every member."""
@@ -120,6 +119,8 @@ class Setting:
 
 FULL = Setting()
 QUICK = Setting(layers=2, width=64, steps=120, lr=8e-3, held_out_tokens=16_384)
+GROUPS = replace(QUICK, steps=300)
+"""In which groups of 8 and 16 members are compared."""
 IMAGES = Setting(
     name="resnet", layers=1, width=16, batch=16, lr=4e-2, held_out_tokens=10_000,
     data="fashion-mnist",
@@ -147,7 +148,7 @@ def setting_of(given: argparse.Namespace) -> Setting:
         for name in ("batch", "context", "data", "device", "steps")
         if getattr(given, name)
     }
-    return dataclasses.replace(SIZES[given.size], **chosen)
+    return replace(SIZES[given.size], **chosen)
 
 
 @functools.cache

@@ -5,20 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.methods.ledger import Record
 from bench.methods.modelled import RATES_BPS
+from bench.methods.shapes import Losses, judge
 from bench.methods.table import wall
 
 BEGIN = "<!-- tables: python -m bench.methods.plots -->"
+BEGIN_GROUPS = "<!-- larger groups: python -m bench.methods.plots -->"
 END = "<!-- end of tables -->"
+BASE = "diloco"
+"""The row that others are compared with."""
 
 
 def with_tables(text: str, rows: Sequence[Mapping[str, Any]], shapes: Sequence[Any]) -> str:
     """Return a page with both tables made anew; one without their place stays as it is."""
-    before, mark, rest = text.partition(BEGIN)
+    return _placed(text, BEGIN, f"{methods(rows)}\n{claims(shapes)}")
+
+
+def with_groups(text: str, rows: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> str:
+    """Return a page with the table of larger groups and its claims made anew, as `with_tables`."""
+    shapes = [s for s in judge(records) if s["holds"] is not None]
+    return _placed(text, BEGIN_GROUPS, f"{groups(rows, Losses(records))}\n{claims(shapes)}")
+
+
+def _placed(text: str, begin: str, tables: str) -> str:
+    before, mark, rest = text.partition(begin)
     if not mark:
         return text
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{methods(rows)}\n{claims(shapes)}{END}{after}"
+    return f"{before}{begin}\n{tables}{END}{after}"
 
 
 def methods(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -34,6 +49,35 @@ def methods(rows: Sequence[Mapping[str, Any]]) -> str:
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def groups(rows: Sequence[Mapping[str, Any]], losses: Losses) -> str:
+    """Return a table with a row per method and two columns per number of members."""
+    by: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["row"], {})[row["members"]] = row
+    sizes = sorted({row["members"] for row in rows} - {1})
+    heads = ["method", "codec", "bytes/token"]
+    heads += [word for size in sizes for word in (f"{size} members", f"over `{BASE}`")]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name, found in by.items():
+        first = next(iter(found.values()))
+        cells = [name, f"`{first['codec']}`", number(first["bytes_per_node_per_token"])]
+        for members in sizes:
+            there = found.get(members) or found.get(1)
+            cells += [f"{there['loss']:.3f}" if there else "", _over(name, losses, members)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _over(name: str, losses: Losses, members: int) -> str:
+    """Return a row's excess over that of DiLoCo with the same seeds."""
+    if name == BASE or not losses.has(name, BASE, members=members):
+        return ""
+    found = losses.excess(name, BASE, members=members).plain()
+    if found["low"] is None:
+        return f"{100 * found['mean']:+.1f} %"
+    return f"{100 * found['mean']:+.1f} % ({100 * found['low']:.1f} to {100 * found['high']:.1f})"
 
 
 def claims(shapes: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.methods.table import PRESETS
 from atoll.strategies.measured_traffic import measure_traffic
-from bench.methods import index, modelled
+from bench.methods import index, modelled, tables
 from bench.methods.__main__ import plan
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
@@ -221,6 +221,29 @@ def test_a_wall_time_that_was_measured_replaces_the_modelled_one() -> None:
         "~60 s", "12 s", "~60 s",
     ]  # fmt: skip
     assert eight["100 Mbit/s"] == "~60 s"
+
+
+def test_the_table_of_larger_groups_compares_each_row_with_the_same_seeds(tmp_path: Path) -> None:
+    records = [
+        record(row, loss * (1 + seed), members=members, seed=seed)
+        for row, losses in (("diloco", (2.0, 1.0)), ("diloco/int8", (2.2, 1.5)))
+        for members, loss in zip((8, 16), losses, strict=True)
+        for seed in (0, 1)
+    ]
+    records += [record("alone", 3.0, members=1), record("muloco", 1.0, members=8)]
+    page = f"before\n{tables.BEGIN_GROUPS}\nold\n{tables.END}\nafter\n"
+    made = tables.with_groups(page, make_rows(records, [], clock=Clock()), records)
+    rows = {line.split(" | ")[0]: line for line in made.splitlines()}
+    assert made.startswith("before\n")
+    assert made.endswith("\nafter\n")
+    assert "old" not in made
+    assert "| 8 members | over `diloco` | 16 members | over `diloco` |" in made
+    assert rows["| diloco/int8"].count("+10.0 % (10.0 to 10.0)") == 1
+    assert rows["| diloco/int8"].count("+50.0 % (50.0 to 50.0)") == 1
+    assert rows["| alone"].count("3.000") == 2
+    assert rows["| muloco"].endswith("| -50.0 % |  |  |")
+    assert "| int8 costs less than 0.5 % |" not in made, "that is said of four members"
+    assert tables.with_groups(made, make_rows(records, [], clock=Clock()), records) == made
 
 
 # ------------------------------------------------------------------------ figures and index
