@@ -21,7 +21,7 @@ class Streaming(Method):
             codec="feedback(e3m0)",
             options={"shared_steps": 170},
             by_rounds=True,
-            loss="as `diloco`, within 4 %; images: 3 to 13 % worse",
+            loss="as `diloco`, within 4 %; images: 3 to 11 % worse",
             line="DiLoCo one fragment of the model at a time, sent during training",
             good_for="slow links, where sending the whole model at once blocks training",
             papers=(
@@ -162,7 +162,7 @@ class Decoupled(Streaming):
             name="decoupled-diloco",
             codec="feedback(int4)",
             options={"shared_steps": 170},
-            loss="as `diloco`, within 4 %; images: 1 to 44 % worse",
+            loss="as `diloco`, within 4 %; images: 1 to 54 % worse",
             line="fragments that no member waits for; directions and lengths averaged apart",
             good_for="members of different speed that must not stop each other",
             papers=(
