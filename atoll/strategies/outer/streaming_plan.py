@@ -66,7 +66,7 @@ class StreamingPlan:
         due = self._turn_after(step)
         if not self.last or due + self.delay < self.last:
             return due
-        return max(due, self.last + 1)
+        return due if due > self.last else self._turn_after(self.last)
 
     def due_at(self, step: int) -> list[int]:
         """Return the fragments whose round begins at a step: those whose turn is then, or next."""

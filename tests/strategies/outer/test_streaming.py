@@ -213,6 +213,7 @@ def test_what_would_not_be_over_before_a_known_end_is_left_to_the_last_round() -
     assert list(plan.rounds(24)) == [[0], [1], [2], [0], [1], [0, 1, 2]]
     assert begins(plan, last=26)[-2:] == [(20, [1]), (24, [2])], "over at step 25"
     assert begins(plan, last=25)[-2:] == [(16, [0]), (20, [1])], "over at the end"
+    assert (plan.next_due(20), plan.due_at(28)) == (28, [0]), "training goes on"
 
 
 @pytest.mark.parametrize(("delay", "last"), [(0, 24), (0, 29), (1, 25), (3, 24), (3, 30)])
