@@ -207,7 +207,7 @@ def begins(plan: StreamingPlan, *, last: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_what_would_not_be_over_before_a_known_end_is_left_to_the_last_round() -> None:
+def test_what_would_last_beyond_a_known_end_is_left_to_the_end() -> None:
     plan = StreamingPlan(every=12, count=3, delay=1, since=0, staggered=True)
     assert begins(plan, last=24)[-2:] == [(16, [0]), (20, [1])]
     assert list(plan.rounds(24)) == [[0], [1], [2], [0], [1], [0, 1, 2]]
@@ -217,7 +217,7 @@ def test_what_would_not_be_over_before_a_known_end_is_left_to_the_last_round() -
 
 
 @pytest.mark.parametrize(("delay", "last"), [(0, 24), (0, 29), (1, 25), (3, 24), (3, 30)])
-def test_every_round_of_a_known_run_is_over_before_the_next_and_the_end(
+def test_every_round_is_over_before_the_next_and_the_end(
     delay: int, last: int
 ) -> None:
     plan = StreamingPlan(every=16, count=4, delay=delay, since=3, staggered=True)
@@ -228,7 +228,7 @@ def test_every_round_of_a_known_run_is_over_before_the_next_and_the_end(
     assert [*plan.rounds(last)] == [*(which for _, which in found), [0, 1, 2, 3]]
 
 
-def test_members_end_with_one_round_of_all_that_they_trained() -> None:
+def test_members_end_with_a_round_of_all_they_trained() -> None:
     def body(group: Group) -> Run:
         run = start_run(Streaming(every=4, fragments=2, delay=1), group, int(group.me[1:]))
         run.task.last = 12
