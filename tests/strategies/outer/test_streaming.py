@@ -217,9 +217,7 @@ def test_what_would_last_beyond_a_known_end_is_left_to_the_end() -> None:
 
 
 @pytest.mark.parametrize(("delay", "last"), [(0, 24), (0, 29), (1, 25), (3, 24), (3, 30)])
-def test_every_round_is_over_before_the_next_and_the_end(
-    delay: int, last: int
-) -> None:
+def test_every_round_is_over_before_the_next_and_the_end(delay: int, last: int) -> None:
     plan = StreamingPlan(every=16, count=4, delay=delay, since=3, staggered=True)
     shared, *found = begins(plan, last=last)
     assert shared[0] == 3
