@@ -272,17 +272,22 @@ def test_delay_follows_the_verdict_of_the_round_before_it() -> None:
         assert steps == [8 + 4, 16 + 2, 24 + 2, 32 + 7, 40 + 7], "7: below the gap of 8 steps"
 
 
-def test_auto_equals_a_fixed_delay_of_as_many_steps() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [AUTO, replace(AUTO, every=8, fragments=1), replace(AUTO, every=8, staggered=False)],
+    ids=["in turns", "whole", "at once"],
+)
+def test_auto_equals_a_fixed_delay_of_as_many_steps(options: Streaming) -> None:
     groups = MemoryGroups(2)
     groups.coordinator.delay = 4
 
     def body(group: Group) -> Run:
-        run = start_run(AUTO, group, int(group.me[1:]))
+        run = start_run(options, group, int(group.me[1:]))
         run.train(40)
         run.note(run.outer.finish(run.task))
         return run
 
-    fixed = train_together(replace(AUTO, delay=4), members=2, steps=40)
+    fixed = train_together(replace(options, delay=4), members=2, steps=40)
     for ours, theirs in zip(groups.together(body), fixed, strict=True):
         assert torch.equal(ours.vector(), theirs.vector())
 
