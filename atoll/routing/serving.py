@@ -41,6 +41,8 @@ WAIT_S = 1.0
 MOST_PROMPTS = 10_000
 KEEP_S = 7 * 86_400.0
 TOKENS, TEMPERATURE = 100, 0.8
+MOST_TOKENS = 10_000
+"""Of one answer; a server writes those of a path in turn, so an endless one stops the others."""
 LEAST_TEMPERATURE = 1e-6
 """Above 0; logits divided by less overflow."""
 
@@ -228,7 +230,7 @@ def _check(request: Mapping[str, Any]) -> None:
     usable = (
         isinstance(prompt, str)
         and whole
-        and tokens >= 0
+        and 0 <= tokens <= MOST_TOKENS
         and -(1 << 63) <= seed < 1 << 63
         and isinstance(temperature, int | float)
         and (temperature == 0 or LEAST_TEMPERATURE <= temperature < math.inf)
@@ -238,8 +240,8 @@ def _check(request: Mapping[str, Any]) -> None:
             "a request cannot be answered",
             given=f"prompt {prompt!r}"[:60]
             + f", tokens {tokens!r}, temperature {temperature!r}, seed {seed!r}",
-            expected="a text, whole numbers of tokens and seed, a temperature that is 0 or at "
-            f"least {LEAST_TEMPERATURE:g}",
+            expected=f"a text, 0 to {MOST_TOKENS:,} tokens and a seed, whole numbers, a "
+            f"temperature that is 0 or at least {LEAST_TEMPERATURE:g}",
         )
 
 

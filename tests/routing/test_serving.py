@@ -19,6 +19,7 @@ from tests.routing.test_together import Place
     "request_",
     [
         {"prompt": 5}, {"prompt": "a", "seed": 1 << 70}, {"prompt": "a", "tokens": -1},
+        {"prompt": "a", "tokens": 10**9},
         {"prompt": "a", "temperature": float("nan")}, {"prompt": "a", "temperature": 1e-300},
         {"tokens": 1}, ["a"],
     ],
