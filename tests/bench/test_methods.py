@@ -223,7 +223,7 @@ def test_a_wall_time_that_was_measured_replaces_the_modelled_one() -> None:
     assert eight["100 Mbit/s"] == "~60 s"
 
 
-def test_larger_groups_are_compared_with_the_same_seeds(tmp_path: Path) -> None:
+def test_larger_groups_are_compared_with_the_same_seeds() -> None:
     records = [
         record(row, loss * (1 + seed), members=members, seed=seed)
         for row, losses in (("diloco", (2.0, 1.0)), ("diloco/int8", (2.2, 1.5)))
